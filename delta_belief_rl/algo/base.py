@@ -1,0 +1,185 @@
+"""The protocols of ``algo/``: what a shaper, a credit method and a sampler are.
+
+A component declares what it needs and what it makes, in names of turn-table columns, reward
+channels (``reward:outcome``) and views. The trainer resolves these once at start and never asks
+which algorithm is running. Components know nothing of processes, files or configuration trees.
+
+Shapes: ``R`` rows of the turn table; see ``delta_belief_rl.types`` for the rest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from delta_belief_rl.types import FloatArray, Group, IntArray, TurnTable, UserError
+
+
+class Grain(StrEnum):
+    """The smallest set of rows that a component must see together."""
+
+    GROUP = "group"
+    TRAJECTORY = "trajectory"
+    TOKEN = "token"
+
+
+@dataclass(frozen=True, slots=True)
+class Advantage:
+    """What credit assignment hands to the loss; every array has shape ``[R]``.
+
+    Attributes:
+        turns: Advantage of each turn, given to each of its sampled tokens.
+        weight: Multiplies the loss of the turn; 0 removes it from the loss and from every count.
+        stats: Scalars for the log, e.g. ``frac_dead_groups``.
+        rewards: The reward of each row as the estimator used it, so that the logged sum is the used
+            sum.
+    """
+
+    turns: FloatArray
+    weight: FloatArray
+    stats: Mapping[str, float] = field(default_factory=dict[str, float])
+    rewards: FloatArray = field(default_factory=lambda: np.zeros(0))
+
+
+class Stateless:
+    """Default state hooks of a component that keeps nothing between steps."""
+
+    def state_dict(self) -> dict[str, object]:
+        """Nothing to save."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        """Accept only what ``state_dict`` gives.
+
+        Raises:
+            UserError: The state is not empty, so it belongs to another component.
+        """
+        if state:
+            names = ", ".join(sorted(state))
+            raise UserError(
+                f"{type(self).__name__} keeps no state but was given {names}; "
+                "resume with the algorithm that wrote the checkpoint."
+            )
+
+
+@runtime_checkable
+class Component(Protocol):
+    """What every component declares."""
+
+    @property
+    def requires(self) -> tuple[str, ...]:
+        """Names of columns, channels and views that must exist."""
+        ...
+
+    @property
+    def provides(self) -> tuple[str, ...]:
+        """Names that exist afterwards."""
+        ...
+
+    @property
+    def grain(self) -> Grain:
+        """Which rows must be seen together."""
+        ...
+
+    def state_dict(self) -> dict[str, object]:
+        """Everything that must survive a restart."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        """Take over a saved state."""
+        ...
+
+
+@runtime_checkable
+class Shaper(Component, Protocol):
+    """Turns what happened into named reward channels."""
+
+    def shape(
+        self, table: TurnTable, groups: Sequence[Group], belief: FloatArray | None = None
+    ) -> dict[str, FloatArray]:
+        """Channels, ``[R]`` each; ``belief`` holds shaped belief changes in nats, ``[R]``."""
+        ...
+
+
+@runtime_checkable
+class Credit(Component, Protocol):
+    """Turns reward channels into advantages. The first of a chain gets ``previous=None``."""
+
+    @property
+    def needs_group(self) -> bool:
+        """True when games are compared with siblings, so that a group of one teaches nothing."""
+        ...
+
+    def apply(self, table: TurnTable, previous: Advantage | None = None) -> Advantage:
+        """Advantages of all rows; ``previous`` is the output of the element before."""
+        ...
+
+
+@runtime_checkable
+class Sampler(Protocol):
+    """Chooses the tasks of a step as a pure function of its own settings and the step."""
+
+    def batch(self, step: int) -> tuple[IntArray, int]:
+        """Task indices of a zero-based step, and the epoch in which the step begins."""
+        ...
+
+
+def check_group_size(credit: Credit, group_size: int) -> None:
+    """Refuse a group baseline over groups of one.
+
+    Raises:
+        UserError: ``group_size`` is below 1, or below 2 while ``credit`` compares siblings.
+    """
+    if group_size < 1:
+        raise UserError(f"The group size is {group_size}; set multi_turn.train.n to at least 1.")
+    if credit.needs_group and group_size < 2:
+        raise UserError(
+            f"{type(credit).__name__} compares the games of one secret, but the group size is "
+            f"{group_size}, so every advantage would be zero; set multi_turn.train.n to at least 2."
+        )
+
+
+def require_first(previous: Advantage | None, name: str) -> None:
+    """Refuse an estimator that would throw away the advantages of an earlier element.
+
+    Raises:
+        UserError: ``previous`` is not None.
+    """
+    if previous is not None:
+        raise UserError(f"{name} makes advantages itself; put it first in the credit chain.")
+
+
+def require_range(
+    name: str,
+    value: float,
+    low: float = -math.inf,
+    high: float = math.inf,
+    *,
+    open_low: bool = False,
+) -> None:
+    """Check ``low <= value <= high`` (``low < value`` with ``open_low``) and that it is finite.
+
+    Raises:
+        UserError: It is not.
+    """
+    too_low = value <= low if open_low else value < low
+    if not math.isfinite(value) or too_low or value > high:
+        bracket = "(" if open_low else "["
+        raise UserError(
+            f"{name} is {value}; it must be a finite number in {bracket}{low}, {high}]."
+        )
+
+
+def require_choice(name: str, value: str, allowed: Sequence[str]) -> None:
+    """Check that ``value`` is one of the allowed words.
+
+    Raises:
+        UserError: It is not.
+    """
+    if value not in allowed:
+        raise UserError(f"{name} is {value!r}; it must be one of {', '.join(allowed)}.")

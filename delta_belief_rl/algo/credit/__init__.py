@@ -1,0 +1,1 @@
+"""Credit assignment: reward channels of a turn table to advantages. NumPy only."""

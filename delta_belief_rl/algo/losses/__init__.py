@@ -1,0 +1,1 @@
+"""Loss terms on packed tokens, and their aggregation."""

@@ -1,0 +1,1 @@
+"""What the training model is asked about finished games."""

@@ -1,0 +1,175 @@
+"""Pools of Ray actors behind the protocols of ``trainer.services``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from delta_belief_rl.belief.branched import ScoreRequest
+from delta_belief_rl.models.adapters import state_checksum
+from delta_belief_rl.trainer.actor import AdapterSnapshot, GameScore
+from delta_belief_rl.trainer.packing import UpdatePlan
+from delta_belief_rl.trainer.services import PolicyGroup
+from delta_belief_rl.types import FloatArray, IntArray, TrainBatch
+
+
+class SyncMismatch(RuntimeError):
+    """An engine replica does not hold the adapter that the trainer sent."""
+
+
+class RayPolicyGroup:
+    """All training ranks. Calls go to all ranks together, because sharded models need all of them."""
+
+    def __init__(self, ranks: Sequence[Any]) -> None:
+        self._ranks = list(ranks)
+        self.num_ranks = len(self._ranks)
+
+    async def score(self, games: Sequence[ScoreRequest]) -> list[GameScore]:
+        """Deal games to ranks by length, so that all ranks finish together; results in the given order."""
+        parts = deal([len(game.token_ids) for game in games], self.num_ranks)
+        # A sharded model needs every rank in every forward: ranks get equally many games.
+        answers = await asyncio.gather(
+            *(
+                rank.score.remote([games[index] for index in part])
+                for rank, part in zip(self._ranks, parts, strict=True)
+            )
+        )
+        out: dict[int, GameScore] = {}
+        for part, scores in zip(parts, answers, strict=True):
+            out.update(zip(part, scores, strict=True))
+        return [out[index] for index in range(len(games))]
+
+    async def update(self, batch: TrainBatch, plan: UpdatePlan, training_step: int) -> dict[str, float]:
+        """Send each rank its micro-batches and merge the metrics."""
+        answers = await asyncio.gather(
+            *(
+                rank.update.remote(rank_steps(batch, plan, index), training_step)
+                for index, rank in enumerate(self._ranks)
+            )
+        )
+        return merge_pairs(answers)
+
+    async def snapshot(self) -> AdapterSnapshot:
+        """The adapter, from rank 0; every rank takes part in gathering it."""
+        return (await self._all("snapshot"))[0]
+
+    async def probe(self, token_ids: Sequence[int]) -> FloatArray:
+        """Log-probs of a fixed sequence."""
+        return (await self._all("probe", tuple(token_ids)))[0]
+
+    async def dump(self) -> bytes:
+        """The state for a checkpoint, from rank 0."""
+        return (await self._all("dump"))[0]
+
+    async def load(self, data: bytes) -> str:
+        """Restore every rank; all must end with the same adapter."""
+        sums = await self._all("load", data)
+        if len(set(sums)) != 1:
+            raise SyncMismatch(f"training ranks hold different adapters after loading: {sums}")
+        return sums[0]
+
+    async def _all(self, method: str, *args: Any) -> list[Any]:
+        return list(await asyncio.gather(*(getattr(rank, method).remote(*args) for rank in self._ranks)))
+
+
+def deal(lengths: Sequence[int], ranks: int) -> list[list[int]]:
+    """Indices for each rank: longest first, in a snake, so that totals are nearly equal."""
+    parts: list[list[int]] = [[] for _ in range(ranks)]
+    order = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
+    for position, index in enumerate(order):
+        lap, place = divmod(position, ranks)
+        parts[place if lap % 2 == 0 else ranks - 1 - place].append(index)
+    return parts
+
+
+def rank_steps(
+    batch: TrainBatch, plan: UpdatePlan, rank: int
+) -> list[tuple[list[TrainBatch | None], Mapping[str, float]]]:
+    """One rank's share of an update plan, as ``PolicyActor.update`` takes it."""
+
+    def part(games: IntArray) -> TrainBatch | None:
+        return batch.select(games) if len(games) else None
+
+    return [
+        ([part(micro.games) for micro in step.ranks[rank]], step.denominators) for step in plan.steps
+    ]
+
+
+def merge_pairs(parts: Sequence[Mapping[str, tuple[float, float]]]) -> dict[str, float]:
+    """Means from (sum, count) pairs of all ranks; a name without any count is left out."""
+    totals: dict[str, tuple[float, float]] = {}
+    for metrics in parts:
+        for name, (total, count) in metrics.items():
+            old = totals.get(name, (0.0, 0.0))
+            totals[name] = (old[0] + total, old[1] + count)
+    return {name: total / count for name, (total, count) in totals.items() if count}
+
+
+class RayEngineGroup:
+    """All engine replicas.
+
+    ``sync`` is the same for the first time and the n-th: send the adapter, then demand of every replica the
+    version, the checksum of the bytes it received and the log-probs of a fixed probe, and compare them with the
+    trainer's own.
+
+    Args:
+        replicas: Handles of ``EngineWorker``.
+        probe_ids: The fixed token sequence.
+        bound: Largest difference of a probe log-prob, in nats.
+    """
+
+    def __init__(self, replicas: Sequence[Any], probe_ids: Sequence[int], bound: float) -> None:
+        self._replicas = list(replicas)
+        self._probe_ids = tuple(probe_ids)
+        self._bound = bound
+        self._synced: tuple[int, str] | None = None
+
+    async def sync(self, policy: PolicyGroup) -> Mapping[str, float]:
+        """Bring every replica to the policy's adapter.
+
+        Raises:
+            SyncMismatch: A replica reports another version, another checksum, or a probe outside the bound.
+        """
+        snapshot = await policy.snapshot()
+        if state_checksum(snapshot.state) != snapshot.checksum:
+            raise SyncMismatch("the adapter changed on its way from the trainer")
+        if self._synced == (snapshot.version, snapshot.checksum):
+            return {}
+        expected, *reports = await asyncio.gather(
+            policy.probe(self._probe_ids),
+            *(
+                replica.sync.remote(dict(snapshot.state), snapshot.version, self._probe_ids)
+                for replica in self._replicas
+            ),
+        )
+        gap = 0.0
+        for index, report in enumerate(reports):
+            gap = max(gap, check_report(index, report, snapshot, expected, self._bound))
+        self._synced = (snapshot.version, snapshot.checksum)
+        return {"sync/adapter_version": float(snapshot.version), "sync/probe_gap": gap}
+
+
+def check_report(
+    index: int, report: Any, snapshot: AdapterSnapshot, expected: FloatArray, bound: float
+) -> float:
+    """Largest probe gap of one replica, in nats.
+
+    Raises:
+        SyncMismatch: Anything differs; the message names the replica and the number.
+    """
+    if report.version != snapshot.version:
+        raise SyncMismatch(
+            f"engine replica {index} holds adapter version {report.version}, the trainer {snapshot.version}"
+        )
+    if report.checksum != snapshot.checksum:
+        raise SyncMismatch(f"engine replica {index} received other adapter bytes than the trainer sent")
+    gap = float(np.max(np.abs(report.probe - expected)))
+    if not gap <= bound:
+        raise SyncMismatch(
+            f"engine replica {index} differs from the trainer by {gap:.4g} nats on the probe, more than "
+            f"{bound:g}: its adapter is not the trainer's"
+        )
+    return gap

@@ -1,0 +1,188 @@
+"""The Ray actors: a training rank, an engine replica, a judge replica.
+
+Each class only translates between Ray and the room that does the work; there is no logic of its own here.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import ray
+
+from delta_belief_rl.belief.branched import ScoreRequest
+from delta_belief_rl.engines.base import AdapterState, Completion, EngineHealth, GenRequest
+from delta_belief_rl.engines.hf_engine import HFEngine
+from delta_belief_rl.envs.base import JudgeReply, JudgeRequest
+from delta_belief_rl.envs.worlds.table import load_world
+from delta_belief_rl.judge.rules_judge import WorldJudge
+from delta_belief_rl.models.loading import add_lora, load_causal_lm, state_checksum
+from delta_belief_rl.trainer.actor import (
+    POLICY,
+    ActorSettings,
+    AdapterSettings,
+    AdapterSnapshot,
+    GameScore,
+    PolicyActor,
+    dump_state,
+    parse_state,
+)
+from delta_belief_rl.types import TrainBatch
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """What an engine replica needs to know."""
+
+    model_path: str
+    adapter: AdapterSettings = field(default_factory=AdapterSettings)
+    device: str = "cpu"
+    dtype: str = "float32"
+    max_sequences: int = 1024
+    max_len: int = 4096
+    max_batch_tokens: int = 8192
+    num_threads: int | None = None
+    seed: int = 42
+
+
+@dataclass(frozen=True, slots=True)
+class SyncReport:
+    """What a replica says after it took over an adapter."""
+
+    version: int
+    checksum: str
+    probe: np.ndarray
+
+
+def worker_env(num_threads: int | None) -> dict[str, str]:
+    """Environment of a worker process.
+
+    The malloc thresholds keep freed memory in the process: on CPU every forward pass allocates and frees the
+    same large blocks, and giving them back to the system each time costs page faults.
+    """
+    env = {
+        "TOKENIZERS_PARALLELISM": "false",
+        "MALLOC_MMAP_THRESHOLD_": "4294967296",
+        "MALLOC_TRIM_THRESHOLD_": "4294967296",
+    }
+    if num_threads:
+        env |= {"OMP_NUM_THREADS": str(num_threads), "MKL_NUM_THREADS": str(num_threads)}
+    return env
+
+
+@ray.remote
+class ActorWorker:
+    """One training rank."""
+
+    def __init__(self, settings: ActorSettings, rank: int, world_size: int) -> None:
+        self._settings, self._rank, self._world_size = settings, rank, world_size
+        self._actor: PolicyActor | None = None
+
+    def address(self) -> tuple[str, int]:
+        """A host and a free port for the rendezvous of the ranks."""
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            return ray.util.get_node_ip_address(), int(probe.getsockname()[1])
+
+    def setup(self, host: str, port: int, timeout_seconds: int) -> None:
+        """Join the other ranks, then load the model."""
+        if self._world_size > 1:
+            import datetime
+
+            import torch.distributed as dist
+
+            os.environ |= {"MASTER_ADDR": host, "MASTER_PORT": str(port)}
+            dist.init_process_group(
+                "nccl" if self._settings.device.startswith("cuda") else "gloo",
+                rank=self._rank,
+                world_size=self._world_size,
+                timeout=datetime.timedelta(seconds=timeout_seconds),
+            )
+        self._actor = PolicyActor(self._settings, self._rank, self._world_size)
+
+    @property
+    def actor(self) -> PolicyActor:
+        assert self._actor is not None, "setup() comes first"
+        return self._actor
+
+    def score(self, games: Sequence[ScoreRequest]) -> list[GameScore]:
+        return self.actor.score(games)
+
+    def update(
+        self, steps: Sequence[tuple[Sequence[TrainBatch | None], Mapping[str, float]]], training_step: int
+    ) -> dict[str, tuple[float, float]]:
+        return self.actor.update(steps, training_step)
+
+    def snapshot(self) -> AdapterSnapshot:
+        return self.actor.snapshot()
+
+    def probe(self, token_ids: Sequence[int]) -> np.ndarray:
+        return self.actor.probe(token_ids)
+
+    def dump(self) -> bytes:
+        return dump_state(self.actor.state())
+
+    def load(self, data: bytes) -> str:
+        """Take over a saved state; returns the checksum of the adapter that is now in place."""
+        self.actor.load_state(parse_state(data))
+        return self.actor.snapshot().checksum
+
+
+@ray.remote
+class EngineWorker:
+    """One replica of the policy engine."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        import torch
+
+        if settings.num_threads:
+            torch.set_num_threads(settings.num_threads)
+        model = load_causal_lm(settings.model_path, getattr(torch, settings.dtype), settings.device)
+        if settings.adapter.rank:
+            model = add_lora(
+                model,
+                settings.adapter.rank,
+                settings.adapter.alpha,
+                settings.adapter.target_modules,
+                name=POLICY,
+                exclude=settings.adapter.exclude_modules,
+                trainable=False,
+                seed=settings.seed,
+            )
+        self._engine = HFEngine(
+            model,
+            max_sequences=settings.max_sequences,
+            max_len=settings.max_len,
+            max_batch_tokens=settings.max_batch_tokens,
+            adapter_name=POLICY,
+        )
+
+    def step(self, new: list[GenRequest]) -> list[Completion]:
+        return self._engine.step(new)
+
+    def release(self, sessions: list[str]) -> None:
+        self._engine.release(sessions)
+
+    def sync(self, state: AdapterState, version: int, probe_ids: Sequence[int]) -> SyncReport:
+        """Take over an adapter and say what arrived: version, checksum of the received bytes, probe."""
+        self._engine.load_adapter(state, version)
+        probe = self._engine.score([tuple(probe_ids)])[0]
+        return SyncReport(self._engine.health().adapter_version, state_checksum(state), np.asarray(probe[1:]))
+
+    def health(self) -> EngineHealth:
+        return self._engine.health()
+
+
+@ray.remote
+class JudgeWorker:
+    """One replica of the embedded world's judge."""
+
+    def __init__(self, world: str) -> None:
+        self._judge = WorldJudge(load_world(world))
+
+    def answer(self, requests: list[JudgeRequest]) -> list[JudgeReply]:
+        return self._judge.answer(requests)

@@ -1,0 +1,250 @@
+"""What a run will do, computed before anything starts: places, batches, steps and memory.
+
+``make_plan`` is a pure function of the configuration and the facts. A plan whose ``problems`` are not
+empty can be shown but not run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from delta_belief_rl.config.facts import Facts
+from delta_belief_rl.config.memory import MemoryLine, estimate_memory
+from delta_belief_rl.config.schema import RunConfig
+from delta_belief_rl.types import UserError
+
+FETCH_HINT = (
+    "copy it from the published delta-belief-rl repository, name another file, or play the embedded "
+    "world with data.world=everyday"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """One process and where it runs.
+
+    Attributes:
+        pool: ``actor``, ``engine`` or ``judge``.
+        replica: Number inside the pool.
+        gpus: Numbers of its GPUs, empty on a CPU.
+        runs: What it does, in words.
+    """
+
+    pool: str
+    replica: int
+    gpus: tuple[int, ...]
+    runs: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The derived numbers of a run.
+
+    Attributes:
+        device: ``cpu`` or ``cuda``, for the policy.
+        cores: CPU cores of the run.
+        gpus: GPUs that all pools need together.
+        threads: CPU threads of the policy.
+        steps_per_epoch: None where the number of training tasks is not known.
+        total_steps: Training steps; 0 for an evaluation, None where not known.
+        tokens_per_micro_batch: Bound on the tokens of one forward and backward pass on one GPU.
+        val_games: Games of one validation, greedy ones included.
+        problems: One sentence each.
+    """
+
+    config: RunConfig
+    facts: Facts
+    device: str
+    cores: int
+    gpus: int
+    threads: int
+    placements: tuple[Placement, ...]
+    secrets_per_step: int
+    games_per_step: int
+    games_per_optimizer_step: int
+    optimizer_steps: int
+    tokens_per_micro_batch: int
+    steps_per_epoch: int | None
+    total_steps: int | None
+    val_games: int | None
+    memory: tuple[MemoryLine, ...]
+    problems: tuple[str, ...]
+
+    def steps(self, start: int = 0) -> range:
+        """Numbers of the training steps that are left after ``start`` finished ones; the first is 1."""
+        return range(start + 1, (self.total_steps or 0) + 1)
+
+    def epoch(self, step: int) -> int:
+        """Epoch of a training step, from 0."""
+        return (step - 1) // (self.steps_per_epoch or 1)
+
+    def saves(self, step: int) -> bool:
+        """Whether a checkpoint is due after this step."""
+        return self._due(step, self.config.trainer.save_freq)
+
+    def validates(self, step: int) -> bool:
+        """Whether a validation is due after this step; step 0 is before training."""
+        if step == 0:
+            return self.config.trainer.val_before_train or self.config.trainer.val_only
+        return self._due(step, self.config.trainer.test_freq)
+
+    def writes_games(self, step: int) -> bool:
+        """Whether the training games of this step are written."""
+        return self._due(step, self.config.trainer.rollout_freq)
+
+    def _due(self, step: int, every: int) -> bool:
+        return every > 0 and (step % every == 0 or step == self.total_steps)
+
+    def check(self) -> None:
+        """Refuse to run a plan that has a problem.
+
+        Raises:
+            UserError: The first problem.
+        """
+        for sentence in self.problems:
+            raise UserError(sentence)
+
+    def pool(self, name: str) -> tuple[Placement, ...]:
+        """The placements of one pool."""
+        return tuple(place for place in self.placements if place.pool == name)
+
+    def render(self) -> str:
+        """The plan as text."""
+        from delta_belief_rl.config.plan_text import render_plan  # noqa: PLC0415
+
+        return render_plan(self)
+
+
+def make_plan(config: RunConfig, facts: Facts) -> Plan:
+    """Derive the plan of a valid configuration."""
+    actor_gpus = _actor_gpus(config, facts)
+    placements, gpus = _place(config, actor_gpus)
+    update, turns, trainer = config.actor_rollout_ref.actor, config.multi_turn, config.trainer
+    batch, mini, group = config.data.train_batch_size, update.ppo_mini_batch_size, turns.train.n
+    tokens = update.ppo_max_token_len_per_gpu
+    if not update.use_dynamic_bsz:
+        tokens = update.ppo_micro_batch_size_per_gpu * config.data.max_prompt_length
+    per_epoch, total = _schedule(config, facts)
+    val_each = turns.val.n + (1 if trainer.validation.greedy else 0)
+    cores = config.ray_init.num_cpus or facts.cores
+    return Plan(
+        config=config,
+        facts=facts,
+        device="cuda" if actor_gpus else "cpu",
+        cores=cores,
+        gpus=gpus,
+        threads=config.actor_rollout_ref.num_threads or max(1, facts.cores // max(1, actor_gpus)),
+        placements=placements,
+        secrets_per_step=batch,
+        games_per_step=batch * group,
+        games_per_optimizer_step=mini * group,
+        optimizer_steps=math.ceil(batch / mini) * update.ppo_epochs,
+        tokens_per_micro_batch=tokens,
+        steps_per_epoch=per_epoch,
+        total_steps=total,
+        val_games=None if facts.num_val_tasks is None else facts.num_val_tasks * val_each,
+        memory=estimate_memory(config, facts.model, actor_gpus, tokens),
+        problems=tuple(_problems(config, facts, gpus, actor_gpus, per_epoch)),
+    )
+
+
+def _actor_gpus(config: RunConfig, facts: Facts) -> int:
+    actor = config.actor_rollout_ref
+    if actor.ngpus is not None:
+        return actor.ngpus
+    if actor.device == "cpu" or actor.model.api_model_name:
+        return 0
+    return 1 if facts.gpus or actor.device == "cuda" or actor.rollout.name == "vllm" else 0
+
+
+def _schedule(config: RunConfig, facts: Facts) -> tuple[int | None, int | None]:
+    """``(steps of an epoch, all steps)``."""
+    trainer = config.trainer
+    if trainer.val_only:
+        return None, 0
+    per_epoch = None
+    if facts.num_train_tasks is not None:
+        per_epoch = facts.num_train_tasks // config.data.train_batch_size
+    if trainer.total_training_steps is not None:
+        return per_epoch, trainer.total_training_steps
+    return per_epoch, None if per_epoch is None else per_epoch * trainer.total_epochs
+
+
+def _place(config: RunConfig, actor_gpus: int) -> tuple[tuple[Placement, ...], int]:
+    """Every process, and the number of GPUs that all need together.
+
+    The policy's GPUs come first; judge replicas follow in blocks, or share the policy's GPUs.
+    """
+    actor, judge = config.actor_rollout_ref, config.judge_rollout
+    places: list[Placement] = []
+    ranks: int = actor_gpus or (0 if actor.model.api_model_name else 1)
+    task = "plays" if config.trainer.val_only else _training_words(config)
+    for rank in range(ranks):
+        places.append(Placement("actor", rank, (rank,) if actor_gpus else (), task))
+    parallel = (actor.rollout.tensor_model_parallel_size or actor_gpus) if actor_gpus else 1
+    engine = f"API model {actor.model.api_model_name}" if not ranks else actor.rollout.name
+    for replica in range(max(1, actor_gpus // parallel)):
+        block = range(replica * parallel, (replica + 1) * parallel) if actor_gpus else range(0)
+        words = f"{engine} engine, tp {parallel}" if actor_gpus else f"{engine} engine"
+        if actor_gpus and actor.rollout.name == "vllm" and actor.rollout.free_cache_engine:
+            words += ", sleeps while training"
+        places.append(Placement("engine", replica, tuple(block), words))
+    first = 0 if judge.share_actor_gpu else actor_gpus
+    places.extend(_judges(config, first))
+    return tuple(places), max([actor_gpus, *(gpu + 1 for place in places for gpu in place.gpus)])
+
+
+def _judges(config: RunConfig, first: int) -> Iterator[Placement]:
+    judge = config.judge_rollout
+    if judge.name != "vllm":
+        source = {"world": config.data.world, "api": judge.model.api_model_name}.get(judge.name)
+        for replica in range(judge.replicas):
+            yield Placement("judge", replica, (), f"{judge.name} judge" + (f", {source}" if source else ""))
+        return
+    pool = judge.ngpus or 0
+    parallel = judge.rollout.tensor_model_parallel_size or pool
+    for replica in range(pool // parallel if parallel else 0):
+        start = first + replica * parallel
+        quantised = f", {judge.rollout.quantization}" if judge.rollout.quantization else ""
+        yield Placement(
+            "judge",
+            replica,
+            tuple(range(start, start + parallel)),
+            f"{judge.model.path}, tp {parallel}{quantised}",
+        )
+
+
+def _training_words(config: RunConfig) -> str:
+    rank = config.actor_rollout_ref.model.lora_rank
+    words = f"trains LoRA r={rank}" if rank else "trains all weights"
+    return words + (", scores beliefs" if config.multi_turn.logprob_reward.enabled else "")
+
+
+def _problems(
+    config: RunConfig, facts: Facts, gpus: int, actor_gpus: int, per_epoch: int | None
+) -> Iterator[str]:
+    for path in facts.missing:
+        cure = FETCH_HINT if path.endswith(".parquet") else "correct the path or get the model"
+        yield f"{path} does not exist: {cure}."
+    remote = config.ray_init.address != "local" or config.trainer.nnodes > 1
+    if gpus > facts.gpus and not remote:
+        yield (
+            f"The run needs {gpus} GPUs and {facts.gpus} are visible here; lower the pools, or use "
+            "experiment=quickstart, which needs none."
+        )
+    if per_epoch == 0:
+        yield (
+            f"data.train_batch_size={config.data.train_batch_size} exceeds the "
+            f"{facts.num_train_tasks} training tasks; lower it."
+        )
+    if facts.num_val_tasks == 0 and config.trainer.val_only:
+        yield "There is no validation task to play; set data.val_files or data.world."
+    sleeps = config.actor_rollout_ref.rollout.free_cache_engine
+    vllm = config.actor_rollout_ref.rollout.name == "vllm" and actor_gpus > 0
+    if vllm and sleeps and "expandable_segments:true" in facts.alloc_conf.lower():
+        yield (
+            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True does not go with an engine that sleeps; "
+            "unset it, or set actor_rollout_ref.rollout.free_cache_engine=false."
+        )

@@ -1,0 +1,126 @@
+"""The plan as text for a terminal and ``plan.txt``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from delta_belief_rl.config.memory import show_bytes
+from delta_belief_rl.config.plan import Plan
+
+
+def render_plan(plan: Plan) -> str:
+    """All sections, with a line for each problem at the end."""
+    trainer = plan.config.trainer
+    lines = [
+        f"Plan of {trainer.project_name}/{trainer.experiment_name} (seed {plan.config.seed})",
+        f"Folder: {trainer.output_dir}",
+        "",
+        *_places(plan),
+        "",
+        *(_evaluation(plan) if trainer.val_only else _step(plan)),
+        "",
+        *_schedule(plan),
+    ]
+    if plan.memory:
+        lines += ["", *_memory(plan)]
+    if plan.problems:
+        lines += ["", "This cannot run as it stands:", *(f"  - {line}" for line in plan.problems)]
+    return "\n".join(lines)
+
+
+def _places(plan: Plan) -> Iterator[str]:
+    yield f"Places ({plan.cores} CPU cores and {plan.facts.gpus} GPUs here; {plan.gpus} GPUs needed)"
+    rows = [("pool", "replica", "GPU", "what runs")]
+    for place in plan.placements:
+        where = ",".join(str(gpu) for gpu in place.gpus) or "CPU"
+        rows.append((place.pool, str(place.replica), where, place.runs))
+    yield from _table(rows)
+    if plan.device == "cpu" and plan.pool("actor"):
+        yield f"  The policy uses {plan.threads} CPU threads."
+
+
+def _step(plan: Plan) -> Iterator[str]:
+    config = plan.config
+    turns, update = config.multi_turn, config.actor_rollout_ref.actor
+    yield "One training step"
+    yield (
+        f"  {plan.secrets_per_step} secrets x {turns.train.n} games = {plan.games_per_step:,} games of "
+        f"at most {turns.max_turns.train} turns ({plan.games_per_step * turns.max_turns.train:,} "
+        "questions)"
+    )
+    yield (
+        f"  token limits: {config.data.max_response_length} a turn, {config.data.max_prompt_length:,} "
+        "a game"
+    )
+    yield (
+        f"  {plan.optimizer_steps} optimizer step{'s' if plan.optimizer_steps > 1 else ''} of "
+        f"{update.ppo_mini_batch_size} secrets = {plan.games_per_optimizer_step:,} games"
+    )
+    count = f"{update.ppo_micro_batch_size_per_gpu} games, "
+    kind = "" if update.use_dynamic_bsz else count
+    yield f"  micro-batch on one device: {kind}at most {plan.tokens_per_micro_batch:,} tokens"
+    yield f"  advantage {config.algorithm.adv_estimator} ({config.algorithm.parity}), {_belief(plan)}"
+
+
+def _belief(plan: Plan) -> str:
+    reward = plan.config.multi_turn.logprob_reward
+    if not reward.enabled:
+        return "no belief reward"
+    methods = "+".join(reward.methods) if reward.normalised else "raw"
+    weight = plan.config.multi_turn.reward.weight_elicit
+    return f"belief reward {methods} of {reward.base_model}, weight {weight:g}"
+
+
+def _evaluation(plan: Plan) -> Iterator[str]:
+    turns = plan.config.multi_turn
+    yield "Evaluation only"
+    yield f"  {_count(plan.facts.num_val_tasks)} secrets x {turns.val.n} games of at most " + (
+        f"{turns.max_turns.val} turns"
+    )
+
+
+def _schedule(plan: Plan) -> Iterator[str]:
+    config, facts, trainer = plan.config, plan.facts, plan.config.trainer
+    yield "Schedule"
+    if not trainer.val_only:
+        epochs = ""
+        if plan.steps_per_epoch and plan.total_steps is not None:
+            epochs = f" = {plan.total_steps / plan.steps_per_epoch:.4g} epochs of {plan.steps_per_epoch}"
+        tasks = _count(facts.num_train_tasks)
+        yield f"  {_count(plan.total_steps)} training steps{epochs} steps over {tasks} secrets"
+        yield f"  checkpoint {_when(trainer.save_freq)}; resume_mode={trainer.resume_mode}"
+    before = "before training and " if plan.validates(0) and not trainer.val_only else ""
+    when = "once" if trainer.val_only else before + _when(trainer.test_freq)
+    yield (
+        f"  validation {when}: {_count(facts.num_val_tasks)} secrets x {config.multi_turn.val.n} games"
+        f"{' + 1 greedy' if trainer.validation.greedy else ''} = {_count(plan.val_games)} games"
+    )
+    if trainer.final_test:
+        secrets = _count(facts.num_test_tasks)
+        yield f"  final test: {secrets} secrets x {trainer.test_games} games, before and after"
+
+
+def _memory(plan: Plan) -> Iterator[str]:
+    shape = plan.facts.model
+    size = f" of {shape.parameters() / 1e6:,.1f} M weights" if shape else ""
+    yield f"Memory of the policy{size}, on each device (estimate)"
+    total = sum(line.bytes for line in plan.memory)
+    rows = [(line.what, show_bytes(line.bytes)) for line in plan.memory]
+    yield from _table([*rows, ("together", show_bytes(total))])
+
+
+def _when(every: int) -> str:
+    if every == -1:
+        return "never"
+    return "after every step" if every == 1 else f"every {every} steps and at the end"
+
+
+def _count(number: int | None) -> str:
+    return "?" if number is None else f"{number:,}"
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        yield ("  " + "  ".join(cells)).rstrip()

@@ -1,0 +1,107 @@
+"""Settings of the judge (``judge_rollout.*``)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from delta_belief_rl.config.fields import opt
+from delta_belief_rl.config.schema_actor import EngineKwargs, ValSampling
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeModel:
+    """The judge's weights or its API."""
+
+    path: str = opt("", "Hugging Face id or folder of the judge.", corrected="has no default")
+    api_model_name: str | None = opt(
+        None, "Model name at an OpenAI-compatible API (OPENAI_BASE_URL, OPENAI_API_KEY)."
+    )
+    api_batch_size: int = opt(
+        32, "API calls under way at once.", corrected="takes effect", needs="api"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeEngine:
+    """The engine of each judge replica."""
+
+    prompt_length: int = opt(
+        1600,
+        "Tokens of the judge's prompt.",
+        corrected="a longer prompt is a counted judge error; it does not end the run",
+    )
+    response_length: int = opt(200, "Tokens of the judge's answer.")
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = opt(
+        "bfloat16", "Number format of the engine.", needs="vllm"
+    )
+    quantization: str | None = opt(
+        None,
+        "Quantisation of the judge's weights (awq, ...); null reads the model's own.",
+        needs="vllm",
+    )
+    gpu_memory_utilization: float = opt(
+        0.85, "Share of each GPU's memory for the engine.", needs="vllm"
+    )
+    kv_cache_memory_bytes: int | None = opt(
+        None,
+        "Bytes of each GPU for the key-value cache; overrides gpu_memory_utilization.",
+        corrected="reaches vLLM",
+        needs="vllm",
+    )
+    enforce_eager: bool = opt(True, "No CUDA graphs.", needs="vllm")
+    free_cache_engine: bool = opt(
+        True, "Put the judge to sleep while the policy is trained.", needs="vllm"
+    )
+    tensor_model_parallel_size: int | None = opt(
+        None, "GPUs of one replica; null uses all GPUs of the pool."
+    )
+    max_num_batched_tokens: int = opt(
+        8192, "Tokens that the engine handles in one forward pass.", needs="vllm"
+    )
+    max_model_len: int | None = opt(
+        None, "Longest sequence; null is prompt_length plus response_length.", needs="vllm"
+    )
+    max_num_seqs: int = opt(
+        1024,
+        "Questions that one replica answers together.",
+        corrected="reaches the engine",
+        needs="vllm",
+    )
+    disable_log_stats: bool = opt(True, "Keep vLLM's own statistics quiet.", needs="vllm")
+    enable_chunked_prefill: bool = opt(
+        True, "Let vLLM split long prompts over several passes.", needs="vllm"
+    )
+    engine_kwargs: EngineKwargs = field(default_factory=EngineKwargs)
+    val_kwargs: ValSampling = field(default_factory=ValSampling)
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeRollout:
+    """The pool that answers questions."""
+
+    name: Literal["auto", "world", "vllm", "api", "fake"] = opt(
+        "auto",
+        "Judge: world (exact answers of the embedded world, CPU), vllm, api or fake (scripted, for "
+        "tests); auto is api with model.api_model_name, world with data.world, vllm otherwise.",
+        new=True,
+    )
+    ngpus: int | None = opt(
+        None,
+        "GPUs of the pool; 0 for every judge but vllm. null is 0, or 1 for vllm.",
+    )
+    replicas: int = opt(1, "Replicas of a judge that runs on CPUs.", new=True)
+    share_actor_gpu: bool = opt(
+        False, "Place the judge on the policy's GPUs; memory shares must fit together.", new=True
+    )
+    timeout_s: float = opt(120.0, "Seconds until one judge call counts as failed.", new=True)
+    max_error_rate: float = opt(
+        0.05, "Share of failed judge calls in one step above which the run stops.", new=True
+    )
+    repeated_prompt: bool = opt(
+        True, "Show the judge the earlier questions of the game (twenty_questions only)."
+    )
+    cot: bool = opt(True, "The judge reasons, then answers in answer tags.")
+    thinking: bool = opt(False, "The judge uses think tags; excludes cot.")
+    model: JudgeModel = field(default_factory=JudgeModel)
+    rollout: JudgeEngine = field(default_factory=JudgeEngine)

@@ -1,0 +1,109 @@
+"""Settings of the run: schedule, folders, mirrors (``trainer.*``, ``ray_init.*``)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from delta_belief_rl.config.fields import opt
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """What validation adds."""
+
+    greedy: bool = opt(False, "Also play one greedy game for each secret.", new=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Trainer:
+    """The schedule and the run's folder."""
+
+    project_name: str = opt(
+        "delta_belief_rl", "Project, first part of the run's folder.", corrected="default"
+    )
+    experiment_name: str = opt(
+        "default", "Name of the run, second part of its folder.", corrected="default"
+    )
+    output_dir: str = opt(
+        "outputs/delta_belief_rl/default", "Folder of the run: everything is kept here.", new=True
+    )
+    total_epochs: int = opt(30, "Passes over the training secrets.")
+    total_training_steps: int | None = opt(
+        None, "Training steps; null is total_epochs times the steps of an epoch."
+    )
+    val_only: bool = opt(False, "Validate once and stop.")
+    val_before_train: bool = opt(
+        True,
+        "Validate before the first step.",
+        corrected="a resumed run does not repeat it",
+    )
+    test_freq: int = opt(25, "Validate every so many steps and at the last; -1 never.")
+    save_freq: int = opt(25, "Write a checkpoint every so many steps and at the last; -1 never.")
+    rollout_freq: int = opt(10, "Write the games of every so many steps and of the last; -1 never.")
+    validation: Validation = field(default_factory=Validation)
+    final_test: bool = opt(
+        False, "At the end, play the test secrets with the first and the trained policy.", new=True
+    )
+    test_games: int = opt(8, "Games per secret of the final test.", new=True)
+    resume_mode: Literal["disable", "auto", "must", "resume_path"] = opt(
+        "disable",
+        "Continue from the newest checkpoint (auto; must insists on one), from "
+        "resume_from_path, or "
+        "start anew.",
+    )
+    resume_from_path: str | None = opt(
+        None, "Checkpoint folder for resume_mode=resume_path; its name holds global_step_."
+    )
+    default_local_dir: str = opt(
+        "outputs/delta_belief_rl/default/checkpoints",
+        "Folder of the checkpoints.",
+        corrected="default inside output_dir",
+    )
+    rollout_data_dir: str = opt(
+        "outputs/delta_belief_rl/default/rollout",
+        "Folder of the training games.",
+        corrected="default inside output_dir",
+    )
+    validation_data_dir: str = opt(
+        "outputs/delta_belief_rl/default/validation",
+        "Folder of the validation games.",
+        corrected="default inside output_dir",
+    )
+    max_actor_ckpt_to_keep: int | None = opt(None, "Checkpoints to keep; null keeps all.")
+    max_staleness: int = opt(
+        0, "Steps by which the policy that plays may lag behind; 0 alternates.", new=True
+    )
+    logger: tuple[Literal["console", "wandb"], ...] = opt(
+        ("console", "wandb"), "Mirrors of the metrics; metrics.jsonl is always written."
+    )
+    wandb_mode: Literal["auto", "offline", "online", "disabled"] = opt(
+        "auto",
+        "W&B: auto goes online where an account is set up and stays offline otherwise.",
+        new=True,
+    )
+    log_val_generations: int = opt(0, "Validation games shown as a table in W&B.")
+    nnodes: int = opt(1, "Machines of the run.")
+    n_gpus_per_node: int | None = opt(
+        None, "GPUs of each machine; checked against the two pools. null asks the machine."
+    )
+    ray_wait_register_center_timeout: int = opt(
+        300,
+        "Seconds that workers may take to start.",
+        corrected="names the worker that is late, and stops the run in order",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RayInit:
+    """How Ray is started."""
+
+    num_cpus: int | None = opt(
+        None, "CPUs given to Ray; null uses the allocation.", corrected="takes effect"
+    )
+    address: str = opt(
+        "local", "local starts a private Ray; any other value joins that cluster.", new=True
+    )
+    temp_dir: str | None = opt(
+        None, "Ray's scratch folder; null makes a short private one.", new=True
+    )

@@ -1,0 +1,165 @@
+"""Settings of the game: turns, belief reward, judge rules and reward signals (``multi_turn.*``)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from delta_belief_rl.config.fields import opt
+
+BELIEF_METHODS = (
+    "episode_centering",
+    "batch_centering",
+    "group_centering",
+    "group_min_max",
+    "batch_std",
+    "group_std",
+    "tanh",
+    "sigmoid",
+    "min_max",
+    "positive",
+    "pacr",
+    "potential",
+)
+VERIFY_METHODS = (
+    "exact",
+    "regex",
+    "syntax",
+    "sentence",
+    "question",
+    "multiple_questions",
+    "length",
+    "multiple_bets",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MaxTurns:
+    """Turn budgets."""
+
+    train: int = opt(20, "Turns a game may take in training.")
+    val: int = opt(20, "Turns a game may take in validation and in the final test.")
+
+
+@dataclass(frozen=True, slots=True)
+class Games:
+    """Games per secret."""
+
+    n: int = opt(1, "Games played for each secret; in training this is the group size.")
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobReward:
+    """The belief reward: how the change of log p(secret) becomes a reward of each turn."""
+
+    enabled: bool = opt(False, "Pay each turn for the change of the belief in the secret.")
+    agg: Literal["sum", "mean"] = opt("sum", "Add or average over the tokens of the secret.")
+    base_model: Literal["actor", "ref", "ema", "base"] = opt(
+        "actor",
+        "Model of the belief before the turn: the policy (actor), the slow adapter (ema, also "
+        "called ref) or the frozen model without adapter (base).",
+        corrected="the slow adapter really moves, and base is a further choice",
+    )
+    step_model: Literal["actor", "ref", "ema", "base"] = opt(
+        "actor", "Model of the belief after the turn; as base_model."
+    )
+    normalised: bool = opt(
+        False, "Apply the transforms in methods; false pays the raw change, which may be negative."
+    )
+    methods: tuple[str, ...] = opt(
+        ("episode_centering", "min_max"),
+        "Transforms of the change: " + ", ".join(BELIEF_METHODS) + ".",
+    )
+    clip_min: float = opt(-2.0, "Lower bound of min_max, in nats.")
+    clip_max: float = opt(2.0, "Upper bound of min_max, in nats.")
+    tau: float = opt(1.0, "Slope of tanh.")
+    dead_band: float = opt(
+        0.0, "Changes of at most this many nats count as no change (numeric noise).", new=True
+    )
+    winning_turn: Literal["auto", "drop", "keep"] = opt(
+        "auto",
+        "Whether the winning turn is paid for its change of belief; auto drops it with "
+        "normalised=true and keeps it otherwise, as published.",
+        new=True,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobSampling:
+    """Choosing each question among several candidates by the change of belief it brings."""
+
+    enabled: bool = opt(False, "Sample rollout.n candidate questions a turn and choose among them.")
+    best_n: int = opt(2, "Members of each group that take the best candidate.")
+    worst_n: int = opt(2, "Members of each group that take the worst candidate; the rest draw.")
+    p_best: float = opt(1.0, "Without groups: probability of the best candidate, else a draw.")
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyJudge:
+    """Rules that correct the judge's verdict."""
+
+    enabled: bool = opt(True, "Let text rules correct the judge.")
+    methods: tuple[str, ...] = opt(
+        ("exact", "syntax", "sentence", "question", "multiple_questions", "length"),
+        "Rules to apply: " + ", ".join(VERIFY_METHODS) + ".",
+    )
+    false_positive_behavior: Literal["yes", "no", "invalid"] | None = opt(
+        "yes",
+        "Answer that replaces a win which no rule confirms; null keeps the judge's word.",
+        corrected="an unquoted yes or no in YAML means the word",
+    )
+    short_circuit: bool = opt(False, "Stop at the first rule that fails (fewer diagnostics).")
+
+
+@dataclass(frozen=True, slots=True)
+class Signals:
+    """Reward of each kind of event."""
+
+    win: float = opt(2.0, "Reward of a win.")
+    invalid_action: float = opt(-5.0, "Reward of an invalid turn.")
+    repeated_action: float = opt(-1.0, "Reward of a repeated question.")
+    traj_len: float = opt(-0.05, "Reward per turn of the game, paid at the end if it had several.")
+    all_valid: float = opt(0.0, "Reward of a turn that is neither invalid nor repeated.")
+    wrong_guess: float = opt(0.0, "Reward of a guess that is not the secret.", new=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """Weights of the reward channels."""
+
+    weight_elicit: float = opt(1.0, "Weight of the belief reward.")
+    signals: Signals = field(default_factory=Signals)
+
+
+@dataclass(frozen=True, slots=True)
+class MultiTurn:
+    """The game and its rewards."""
+
+    env: str = opt(
+        "twenty_questions",
+        "Environment: twenty_questions, guess_my_city, customer_service, murder_mystery, or one "
+        "that a plug-in registers.",
+    )
+    max_turns: MaxTurns = field(default_factory=MaxTurns)
+    train: Games = field(default_factory=Games)
+    val: Games = field(default_factory=Games)
+    logprob_reward: LogprobReward = field(default_factory=LogprobReward)
+    logprob_sampling: LogprobSampling = field(default_factory=LogprobSampling)
+    verify_judge: VerifyJudge = field(default_factory=VerifyJudge)
+    win_rule: Literal["compatible", "strict"] = opt(
+        "compatible",
+        "Which win ends and pays a game: compatible (the secret stands as a word in a valid "
+        "question) or strict (one candidate, guessed directly). Both are always reported.",
+        new=True,
+    )
+    candidate_lists: Literal["report", "penalise", "refuse"] = opt(
+        "report",
+        "Questions that name several candidates: only counted, paid signals.invalid_action as "
+        "well, "
+        "or answered as invalid.",
+        new=True,
+    )
+    duplicates: Literal["judge", "code"] = opt(
+        "judge", "Who finds repeated questions: the judge, or an exact comparison first.", new=True
+    )
+    reward: Reward = field(default_factory=Reward)

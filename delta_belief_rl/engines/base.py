@@ -1,0 +1,114 @@
+"""What a policy engine is: tokens in, sampled tokens and their log-probs out.
+
+Two shapes of engine exist. A *stepping* engine (``StepEngine``) is passive: the caller hands over new
+requests and the engine advances until at least one has finished. That makes its schedule a function of the
+requests alone, so a run on CPU can be replayed bit for bit. An *asynchronous* engine (``Engine``) answers
+each request when it is done, in its own time. ``engines.pump`` turns a stepping engine into the other kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+AdapterState = Mapping[str, NDArray[np.float32]]
+"""Adapter tensors by PEFT's own state-dict names; owned memory, never a view."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are drawn.
+
+    Reported log-probs are those of ``softmax(logits / temperature)`` before top-k and top-p cut it; with
+    ``temperature == 0`` decoding is greedy and log-probs are those of ``softmax(logits)``.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    max_tokens: int = 50
+    stop_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GenRequest:
+    """One turn of one game.
+
+    Attributes:
+        session: Name of the game. Later requests of a session extend the earlier token stream, so the
+            engine may keep its key-value cache; ``prompt_ids`` is nevertheless the whole stream.
+        prompt_ids: Every token before the first one to be sampled.
+        seed: Names the random stream of this turn; a function of (run seed, task, game, turn).
+    """
+
+    session: str
+    prompt_ids: tuple[int, ...]
+    seed: int
+    sampling: SamplingParams
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"
+    LENGTH = "length"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """The answer to one request. ``token_ids`` includes the stop token when it was sampled."""
+
+    session: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish: FinishReason
+    adapter_version: int
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineHealth:
+    """What a replica says of itself."""
+
+    alive: bool
+    adapter_version: int
+    state: str
+    outstanding: int
+    generated_tokens: int
+    prefilled_tokens: int
+
+
+@runtime_checkable
+class StepEngine(Protocol):
+    """A passive engine; see the module's head."""
+
+    def step(self, new: Sequence[GenRequest]) -> list[Completion]:
+        """Add ``new`` requests and run until at least one request has finished; returns all that have."""
+        ...
+
+    def release(self, sessions: Sequence[str]) -> None:
+        """Forget the caches of these games."""
+        ...
+
+    def load_adapter(self, state: AdapterState, version: int) -> None:
+        """Take over adapter weights; drops every cache. A state that matches no module is an error."""
+        ...
+
+    def score(self, token_ids: Sequence[Sequence[int]]) -> list[NDArray[np.float64]]:
+        """Log-probs at temperature 1 of each token given those before it; ``0.0`` at position 0."""
+        ...
+
+    def health(self) -> EngineHealth: ...
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """An asynchronous engine, as the rollout sees it."""
+
+    async def generate(self, request: GenRequest) -> Completion: ...
+
+    async def release(self, session: str) -> None: ...

@@ -1,0 +1,102 @@
+"""The environment protocol, and a checker that any environment can be run through.
+
+An ``Env`` is single-use: one object is one game, there is no ``reset``. It never sees tokens. The judge is
+asked by the rollout, not by the environment, so that every judge call goes through one pool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from delta_belief_rl.types import Task, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeRequest:
+    """What a judge is asked about one action.
+
+    Attributes:
+        history: Earlier (question, reply) pairs of this game, oldest first.
+        key: Names the random stream and the cache entry of the call.
+    """
+
+    task: Task
+    action: str
+    history: tuple[tuple[str, str], ...] = ()
+    key: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeReply:
+    """A judge's answer. ``verdict`` is ``ERROR`` when none could be had; ``reason`` then says why."""
+
+    verdict: Verdict
+    text: str = ""
+    reason: str = ""
+    cached: bool = False
+    seconds: float = 0.0
+    tokens: int = 0
+    """Tokens that the judge spent on this reply, where it says so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """An agent's text after parsing.
+
+    ``question`` is None when nothing could be parsed; the judge is then not called.
+    """
+
+    text: str
+    question: str | None
+    needs_judge: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What the environment made of an action and the judge's reply."""
+
+    verdict: Verdict
+    reply: str
+    done: bool
+    strict_win: bool = False
+    compatible_win: bool = False
+    is_guess: bool = False
+    is_list: bool = False
+    action_key: str = ""
+    diagnostics: tuple[str, ...] = ()
+
+
+@runtime_checkable
+class Env(Protocol):
+    """One game.
+
+    Optional hooks, each with a safe default where missing: ``state_key() -> str``, ``progress() -> float``
+    (before the next action), ``belief() -> Mapping[str, float]`` (posterior over answers),
+    ``footprint() -> tuple[frozenset[str], frozenset[str]]`` (reads, writes of the last action),
+    ``snapshot() -> object`` / ``restore(object)``, ``reference() -> str``, ``feedback() -> str``,
+    ``action_key(text) -> str``.
+    """
+
+    task: Task
+
+    def parse(self, text: str) -> Action:
+        """Read the agent's text."""
+        ...
+
+    def apply(self, action: Action, reply: JudgeReply | None) -> Outcome:
+        """Advance the game by one action. ``reply`` is None exactly when the judge was not asked."""
+        ...
+
+    def judge_request(self, action: Action) -> JudgeRequest: ...
+
+
+@runtime_checkable
+class Judge(Protocol):
+    """Answers questions about a task. Must not raise for a failed call: it returns ``Verdict.ERROR``."""
+
+    def answer(self, requests: list[JudgeRequest]) -> list[JudgeReply]: ...
+
+
+Belief = Mapping[str, float]

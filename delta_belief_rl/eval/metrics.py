@@ -1,0 +1,207 @@
+"""Metrics of an evaluation, by the reference's names, with intervals over secrets.
+
+Two win rules are always reported: ``val-core/strict_success_rate`` (one candidate, guessed
+directly) and ``val-core/compatible_success_rate`` (the secret appears as a word in a valid
+question). ``val-core/success_rate`` and ``pass@k/k`` follow the rule asked for, which by default is
+the compatible one, as published; ``strict_pass@k/k`` is there as well.
+
+A game whose judge or engine failed has no outcome. The main numbers leave such games out; the same
+numbers with the suffix ``/errors_as_losses`` count them as lost, so that failures cannot flatter.
+``n`` in a name is the number of games of a secret in the data; it is never taken from a setting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+
+import numpy as np
+
+from delta_belief_rl.algo.shapers.channels import WinRule, is_void, iter_games
+from delta_belief_rl.eval.statistics import (
+    Interval,
+    cluster_bootstrap,
+    mean_at_n,
+    paired_difference,
+    pass_at_k,
+    std_at_n,
+)
+from delta_belief_rl.eval.step_metrics import belief_metrics, count_duplicates, rollout_metrics
+from delta_belief_rl.types import FloatArray, Group, Verdict
+
+__all__ = [
+    "Interval",
+    "cluster_bootstrap",
+    "mean_at_n",
+    "paired_difference",
+    "pass_at_k",
+    "rollout_metrics",
+    "secret_counts",
+    "std_at_n",
+    "success_rate",
+    "summarise",
+    "win_by_turn",
+    "win_matrix",
+]
+
+
+def win_matrix(
+    groups: Sequence[Group], rule: str = WinRule.COMPATIBLE, *, errors_as_losses: bool = False
+) -> FloatArray:
+    """1 won, 0 lost, NaN without outcome or without a game. ``[S, n]``, ``n`` the largest group."""
+    chosen = WinRule(rule)
+    width = max((len(group.trajectories) for group in groups), default=0)
+    out = np.full((len(groups), width), np.nan)
+    for row, group in zip(out, groups, strict=True):
+        for column, game in enumerate(group.trajectories):
+            if errors_as_losses or not is_void(game, chosen):
+                row[column] = float(chosen.won(game))
+    return out
+
+
+def secret_counts(
+    groups: Sequence[Group], rule: str = WinRule.COMPATIBLE, *, errors_as_losses: bool = False
+) -> dict[str, tuple[float, int]]:
+    """Task id to (wins, games with an outcome); groups of the same task are added up."""
+    out: dict[str, tuple[float, int]] = {}
+    wins = win_matrix(groups, rule, errors_as_losses=errors_as_losses)
+    for group, row in zip(groups, wins, strict=True):
+        old = out.get(group.task.id, (0.0, 0))
+        seen = row[~np.isnan(row)]
+        out[group.task.id] = (old[0] + float(seen.sum()), old[1] + len(seen))
+    return out
+
+
+def success_rate(
+    groups: Sequence[Group],
+    rule: str = WinRule.COMPATIBLE,
+    *,
+    errors_as_losses: bool = False,
+    draws: int = 2000,
+    seed: int = 0,
+) -> Interval:
+    """Share of games won, with an interval over secrets."""
+    counts = secret_counts(groups, rule, errors_as_losses=errors_as_losses).values()
+    wins, games = [c[0] for c in counts], [float(c[1]) for c in counts]
+    return cluster_bootstrap(wins, games, draws=draws, seed=seed)
+
+
+def win_by_turn(
+    groups: Sequence[Group], rule: str = WinRule.COMPATIBLE, max_turns: int | None = None
+) -> FloatArray:
+    """Share of games with an outcome that are won within ``t`` turns, ``t = 0 .. K``. ``[K + 1]``.
+
+    Args:
+        groups: The games.
+        rule: ``strict`` or ``compatible``.
+        max_turns: ``K``; the longest game by default. Later wins are not shown.
+    """
+    chosen = WinRule(rule)
+    games = [game for _, game in iter_games(groups) if not is_void(game, chosen)]
+    last = max((g.num_turns for g in games), default=0) if max_turns is None else max_turns
+    won_at = np.zeros(last + 1)
+    for game in games:
+        first = next((i for i, turn in enumerate(game.turns, 1) if chosen.turn_won(turn)), None)
+        if first is not None and first <= last:
+            won_at[first] += 1
+    return np.cumsum(won_at) / max(len(games), 1)
+
+
+def pass_at_k_curve(wins: FloatArray) -> dict[int, float]:
+    """Mean over secrets of pass@k for each ``k`` that some secret has games for.
+
+    ``wins`` is ``[S, n]`` with NaN where there is no outcome. A ``k`` is left out as soon as one
+    secret has fewer outcomes, because the mean would then run over an easier or harder set of
+    secrets.
+    """
+    seen = (~np.isnan(wins)).sum(axis=1)
+    won = np.nansum(wins, axis=1)
+    if not len(seen):
+        return {}
+    return {
+        k: float(np.mean([pass_at_k(int(n), int(c), k) for n, c in zip(seen, won, strict=True)]))
+        for k in range(1, int(seen.min()) + 1)
+    }
+
+
+def _rates(
+    groups: Sequence[Group], name: str, rule: str, draws: int, seed: int
+) -> dict[str, float]:
+    """A success rate with interval, mean@n and std@n, and its value with errors as losses."""
+    rate = success_rate(groups, rule, draws=draws, seed=seed)
+    strict_count = success_rate(groups, rule, errors_as_losses=True, draws=draws, seed=seed)
+    out = {
+        name: rate.value,
+        f"{name}/ci_low": rate.low,
+        f"{name}/ci_high": rate.high,
+        f"{name}/se": rate.se,
+        f"{name}/errors_as_losses": strict_count.value,
+    }
+    sizes = {len(group.trajectories) for group in groups}
+    if len(sizes) == 1:
+        n, wins = sizes.pop(), win_matrix(groups, rule)
+        out[f"{name}/mean@{n}"] = mean_at_n(wins)
+        out[f"{name}/std@{n}"] = std_at_n(wins)
+    return out
+
+
+def _counts(groups: Sequence[Group]) -> dict[str, float]:
+    """Invalid, repeated, duplicate and list questions, lengths, judge errors, beliefs."""
+    games = [game for _, game in iter_games(groups)]
+    turns = [turn for game in games for turn in game.turns]
+    void = [is_void(game, WinRule.COMPATIBLE) for game in games]
+    played = [game.num_turns for game, unknown in zip(games, void, strict=True) if not unknown]
+    total = max(len(turns), 1)
+    out = {
+        "val-core/invalid_total": float(sum(game.count(Verdict.INVALID) for game in games)),
+        "val-core/repeated_total": float(sum(game.count(Verdict.REPEATED) for game in games)),
+        "val-core/list_question_share": sum(turn.is_list for turn in turns) / total,
+        "val-core/duplicate_share": sum(map(count_duplicates, games)) / total,
+        "val-core/judge/error_rate": sum(t.verdict is Verdict.ERROR for t in turns) / total,
+        "val-core/error_games": float(sum(void)),
+        "val-core/games": float(len(games)),
+        "val-core/secrets": float(len({group.task.id for group in groups})),
+    }
+    if played:
+        out["val-aux/num_questions/mean"] = float(np.mean(played))
+    return out | {f"val-aux/{name}": value for name, value in belief_metrics(games).items()}
+
+
+def summarise(
+    groups: Sequence[Group],
+    rule: str = WinRule.COMPATIBLE,
+    *,
+    train_secrets: Set[str] = frozenset(),
+    draws: int = 2000,
+    seed: int = 0,
+) -> dict[str, float]:
+    """Every number of one evaluation.
+
+    Args:
+        groups: One group for each secret.
+        rule: What ``val-core/success_rate`` and ``pass@k`` follow.
+        train_secrets: Secrets of the training data, compared without regard to case; when some
+            occur here, ``/clean`` and ``/overlap`` rates are added.
+        draws: Bootstrap samples.
+        seed: Names the bootstrap draws.
+    """
+    out: dict[str, float] = {}
+    for name, one in (
+        ("success_rate", rule),
+        ("strict_success_rate", WinRule.STRICT),
+        ("compatible_success_rate", WinRule.COMPATIBLE),
+    ):
+        out |= _rates(groups, f"val-core/{name}", one, draws, seed)
+    for prefix, one in (("pass@k", rule), ("strict_pass@k", WinRule.STRICT)):
+        curve = pass_at_k_curve(win_matrix(groups, one))
+        lost = pass_at_k_curve(win_matrix(groups, one, errors_as_losses=True))
+        out |= {f"{prefix}/{k}": value for k, value in curve.items()}
+        out |= {f"{prefix}/{k}/errors_as_losses": value for k, value in lost.items()}
+    known = {secret.lower() for secret in train_secrets}
+    overlap = [group for group in groups if group.task.secret.lower() in known]
+    if overlap:
+        clean = [group for group in groups if group.task.secret.lower() not in known]
+        for part, chosen in (("overlap", overlap), ("clean", clean)):
+            for name, one in (("success_rate", rule), ("strict_success_rate", WinRule.STRICT)):
+                rate = success_rate(chosen, one, draws=draws, seed=seed)
+                out[f"val-core/{name}/{part}"] = rate.value
+    return out | _counts(groups)

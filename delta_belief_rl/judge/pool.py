@@ -1,0 +1,348 @@
+"""One front for many judge replicas: coalescing, deadlines, retries, a cache, and an error budget.
+
+A failed call is not an exception and never an answer: it is tried again on another replica, and
+    when the attempts are used up it becomes a reply with ``Verdict.ERROR`` and a reason. Only when
+    too many replies of a window are errors does the pool give up, with ``JudgePoolFailure``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from delta_belief_rl.envs.base import Judge, JudgeReply, JudgeRequest
+from delta_belief_rl.types import Verdict
+
+ReplicaCall = Callable[[list[JudgeRequest]], Awaitable[list[JudgeReply]]]
+CacheKey = Callable[[JudgeRequest], Hashable]
+
+
+class ReplicaFailure(RuntimeError):
+    """A replica could not answer; transports raise it for what may pass on a retry."""
+
+
+class ReplicaGone(ReplicaFailure):
+    """The replica's process or connection is dead."""
+
+
+class JudgePoolFailure(RuntimeError):
+    """Too many judge calls fail for the run to go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class JudgePoolSettings:
+    """How patient the pool is.
+
+    Attributes:
+        deadline: Seconds that one call of a replica may take.
+        max_attempts: Most tries of one request, the first included.
+        max_batch: Most requests of one call.
+        max_outstanding: Most requests that one replica has at a time; further ones wait in the
+            pool.
+        backoff: Seconds before the first retry; doubles each time, with jitter.
+        max_error_rate: Share of error replies in the window above which the pool gives up.
+        window: Number of latest replies that the rate is taken over.
+        min_replies: No verdict on the rate before so many replies.
+    """
+
+    deadline: float = 120.0
+    max_attempts: int = 3
+    max_batch: int = 256
+    max_outstanding: int = 1024
+    backoff: float = 0.1
+    max_error_rate: float = 0.1
+    window: int = 500
+    min_replies: int = 50
+
+    def __post_init__(self) -> None:
+        if min(self.max_attempts, self.max_batch, self.max_outstanding, self.window) < 1:
+            raise ValueError("attempts, batch, outstanding and window of a judge pool are >= 1")
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeStats:
+    """Counters since the pool was made, or since ``JudgePool.reset_stats``.
+
+    Attributes:
+        calls: Requests asked, cached ones included.
+        errors: Requests that ended as ``Verdict.ERROR``.
+        retries: Further attempts after a failed one.
+        timeouts: Attempts that missed the deadline.
+        tokens: Tokens that judges say they spent.
+        latency_p50, latency_p95: Seconds from asking to the final reply, cached ones excluded.
+        failures: Failed attempts by reason.
+    """
+
+    calls: int
+    cached: int
+    errors: int
+    retries: int
+    timeouts: int
+    tokens: int
+    latency_p50: float
+    latency_p95: float
+    failures: dict[str, int]
+
+
+@dataclass(slots=True, eq=False)
+class _Item:
+    request: JudgeRequest
+    future: asyncio.Future[JudgeReply]
+    since: float
+    attempts: int = 0
+    tried: set[int] = field(default_factory=lambda: set[int]())
+
+
+def question_key(request: JudgeRequest) -> Hashable:
+    """Cache key for a judge whose answer depends on the secret and the question only."""
+    task = request.task
+    return task.source, task.secret, task.scenario, " ".join(request.action.lower().split())
+
+
+def history_key(request: JudgeRequest) -> Hashable:
+    """Cache key for a judge that also looks at the earlier questions and replies."""
+    return question_key(request), request.history
+
+
+def request_key(request: JudgeRequest) -> Hashable:
+    """Cache key as the environment names it; ``history_key`` where it gives no name."""
+    return request.key or history_key(request)
+
+
+def local_replica(judge: Judge, *, threaded: bool = False) -> ReplicaCall:
+    """A judge of this process as a replica.
+
+    Args:
+        threaded: Answer in a worker thread; for judges that take long.
+    """
+
+    async def answer(requests: list[JudgeRequest]) -> list[JudgeReply]:
+        if threaded:
+            return await asyncio.to_thread(judge.answer, requests)
+        return judge.answer(requests)
+
+    return answer
+
+
+class JudgePool:
+    """Asks replicas. Use it inside one event loop.
+
+    Args:
+        replicas: Each answers a list of requests with as many replies.
+        cache_key: Names the cache entry of a request; only for a judge that is a function of it.
+        failures: Further exception types of the transport that mean "try again elsewhere".
+            Any other exception is a defect and is raised to the games that wait.
+    """
+
+    def __init__(
+        self,
+        replicas: Sequence[ReplicaCall],
+        settings: JudgePoolSettings | None = None,
+        *,
+        cache_key: CacheKey | None = None,
+        failures: tuple[type[Exception], ...] = (ConnectionError, TimeoutError),
+    ) -> None:
+        if not replicas:
+            raise ValueError("a judge pool needs at least one replica")
+        self._replicas = list(replicas)
+        self._settings = settings or JudgePoolSettings()
+        self._cache_key = cache_key
+        self._failures = (ReplicaFailure, *failures)
+        self._cache: dict[Hashable, JudgeReply] = {}
+        self._pending: deque[_Item] = deque()
+        self._open: dict[_Item, None] = {}
+        self._load = [0] * len(replicas)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._scheduled = False
+        self._failure: JudgePoolFailure | None = None
+        self._recent: deque[bool] = deque(maxlen=self._settings.window)
+        self._last_reason = ""
+        self._counts: Counter[str] = Counter()
+        self._reasons: Counter[str] = Counter()
+        self._latency: deque[float] = deque(maxlen=10_000)
+        self._jitter = random.Random(0)
+
+    async def ask(self, request: JudgeRequest) -> JudgeReply:
+        """The judge's reply, or one with ``Verdict.ERROR`` when no replica could give any.
+
+        Raises:
+            JudgePoolFailure: The error rate is above its bound.
+        """
+        if self._failure is not None:
+            raise JudgePoolFailure(str(self._failure)) from self._failure
+        self._counts["calls"] += 1
+        if self._cache_key is not None:
+            hit = self._cache.get(self._cache_key(request))
+            if hit is not None:
+                self._counts["cached"] += 1
+                return replace(hit, cached=True, seconds=0.0)
+        future: asyncio.Future[JudgeReply] = asyncio.get_running_loop().create_future()
+        item = _Item(request, future, time.monotonic())
+        self._open[item] = None
+        self._queue(item)
+        try:
+            return await future
+        finally:
+            self._open.pop(item, None)
+
+    def stats(self) -> JudgeStats:
+        """Counters so far."""
+        latency = np.array(self._latency) if self._latency else np.zeros(1)
+        p50, p95 = np.percentile(latency, [50, 95])
+        return JudgeStats(
+            calls=self._counts["calls"],
+            cached=self._counts["cached"],
+            errors=self._counts["errors"],
+            retries=self._counts["retries"],
+            timeouts=self._counts["timeouts"],
+            tokens=self._counts["tokens"],
+            latency_p50=float(p50),
+            latency_p95=float(p95),
+            failures=dict(self._reasons),
+        )
+
+    def reset_stats(self) -> None:
+        """Start counting anew; the window of the error rate goes on."""
+        self._counts.clear()
+        self._reasons.clear()
+        self._latency.clear()
+
+    def outstanding(self) -> tuple[int, float]:
+        """Number of calls that wait, and the age of the oldest in seconds."""
+        if not self._open:
+            return 0, 0.0
+        return len(self._open), time.monotonic() - next(iter(self._open)).since
+
+    # -- dispatch ----------------------------------------------------------------------------
+
+    def _queue(self, item: _Item) -> None:
+        self._pending.append(item)
+        if not self._scheduled:
+            # One round later: the requests of this round share their calls.
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._dispatch)
+
+    def _dispatch(self) -> None:
+        self._scheduled = False
+        batches: dict[int, list[_Item]] = {}
+        while self._pending:
+            lane = self._choose(self._pending[0])
+            if lane is None:
+                break
+            item = self._pending.popleft()
+            if item.future.done():  # its game was cancelled meanwhile
+                continue
+            self._load[lane] += 1
+            item.attempts += 1
+            item.tried.add(lane)
+            batches.setdefault(lane, []).append(item)
+        size = self._settings.max_batch
+        for lane, items in batches.items():
+            for start in range(0, len(items), size):
+                self._spawn(self._call(lane, items[start : start + size]))
+
+    def _choose(self, item: _Item) -> int | None:
+        """The least loaded replica with room; if possible one that has not failed the request."""
+        room = [i for i, n in enumerate(self._load) if n < self._settings.max_outstanding]
+        fresh = [i for i in room if i not in item.tried]
+        return min(fresh or room, key=lambda i: (self._load[i], i), default=None)
+
+    async def _call(self, lane: int, items: list[_Item]) -> None:
+        try:
+            replies = await self._attempt(lane, [item.request for item in items])
+        finally:
+            self._load[lane] -= len(items)
+        for item, reply in zip(items, replies, strict=True):
+            if reply.verdict is Verdict.ERROR:
+                self._failed(item, reply)
+            else:
+                self._answered(item, reply)
+        if self._pending and not self._scheduled:
+            self._dispatch()
+
+    async def _attempt(self, lane: int, requests: list[JudgeRequest]) -> list[JudgeReply]:
+        """One call of one replica; its failure becomes error replies."""
+        try:
+            async with asyncio.timeout(self._settings.deadline) as limit:
+                replies = await self._replicas[lane](requests)
+        except self._failures as error:
+            if isinstance(error, TimeoutError) and limit.expired():
+                self._counts["timeouts"] += len(requests)
+                reason = f"judge {lane} did not answer within {self._settings.deadline:g} s"
+            else:
+                reason = f"judge {lane} failed: {type(error).__name__}: {error}"
+            return [JudgeReply(Verdict.ERROR, reason=reason)] * len(requests)
+        if len(replies) != len(requests):
+            reason = f"judge {lane} gave {len(replies)} replies to {len(requests)} requests"
+            return [JudgeReply(Verdict.ERROR, reason=reason)] * len(requests)
+        return replies
+
+    def _failed(self, item: _Item, reply: JudgeReply) -> None:
+        self._reasons[reply.reason] += 1
+        if item.attempts >= self._settings.max_attempts:
+            self._settle(item, reply)
+        elif not item.future.done():
+            self._counts["retries"] += 1
+            wait = self._settings.backoff * 2 ** (item.attempts - 1)
+            wait *= self._jitter.uniform(0.5, 1.5)
+            asyncio.get_running_loop().call_later(wait, self._queue, item)
+
+    def _answered(self, item: _Item, reply: JudgeReply) -> None:
+        if self._cache_key is not None:
+            self._cache[self._cache_key(item.request)] = reply
+        self._settle(item, reply)
+
+    def _settle(self, item: _Item, reply: JudgeReply) -> None:
+        seconds = time.monotonic() - item.since
+        error = reply.verdict is Verdict.ERROR
+        self._latency.append(seconds)
+        self._counts["errors"] += error
+        self._counts["tokens"] += reply.tokens
+        self._recent.append(error)
+        if not item.future.done():
+            item.future.set_result(replace(reply, seconds=seconds))
+        if error:
+            self._last_reason = reply.reason
+            self._watch_rate()
+
+    def _watch_rate(self) -> None:
+        replies, errors = len(self._recent), sum(self._recent)
+        limit = self._settings.max_error_rate
+        if replies < min(self._settings.min_replies, self._settings.window):
+            return
+        if errors > limit * replies:
+            self._give_up(
+                JudgePoolFailure(
+                    f"{errors} of the last {replies} judge replies are errors, more than the "
+                    f"allowed {limit:.0%}; the last one: {self._last_reason}"
+                )
+            )
+
+    def _give_up(self, failure: JudgePoolFailure) -> None:
+        self._failure = failure
+        self._raise_into(failure)
+
+    def _raise_into(self, error: BaseException) -> None:
+        """Every waiting game gets the error, so that none waits for ever."""
+        self._pending.clear()
+        for item in list(self._open):
+            if not item.future.done():
+                item.future.set_exception(error)
+
+    def _spawn(self, call: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(call)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled():
+            self._raise_into(ReplicaGone("a judge call was cancelled"))
+        elif (error := task.exception()) is not None:
+            self._raise_into(error)

@@ -1,0 +1,24 @@
+"""Ending a process so that what it holds is flushed."""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType
+
+TERMINATED = 128 + signal.SIGTERM
+"""Exit status of a process that was asked to end, as a shell counts it."""
+
+
+def exit_on_sigterm() -> None:
+    """Make SIGTERM leave through ``SystemExit``, so that ``finally`` blocks and exit hooks run.
+
+    Call it in the main thread. Batch systems send this signal before the hard kill.
+    """
+
+    def leave(signum: int, frame: FrameType | None) -> None:
+        del signum, frame
+        # A second signal must not interrupt the flush that the first began.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise SystemExit(TERMINATED)
+
+    signal.signal(signal.SIGTERM, leave)

@@ -1,0 +1,330 @@
+"""Many games at once.
+
+Games are coroutines of a few workers, at most ``max_games`` alive at a time. All of them live in
+one task group: the first unexpected failure cancels the rest and is raised. The groups that come
+back are in the order of the tasks, whatever the order in which games ended.
+
+In deterministic mode each engine replica has its own queue of games and its own workers, and a
+worker counts as a live game from its first to its last. The engine then steps at points that depend
+on the games alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
+
+from delta_belief_rl.engines.base import Completion, Engine, GenRequest, SamplingParams
+from delta_belief_rl.engines.pump import EngineRouter
+from delta_belief_rl.envs.base import Env, JudgeReply, JudgeRequest
+from delta_belief_rl.rollout.game import AsyncJudge, Chat, GameId, GameSettings, play_game
+from delta_belief_rl.types import Group, Task, Trajectory
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """What a rollout is waiting for, at one moment.
+
+    Attributes:
+        engine_age, judge_age: Seconds that the oldest outstanding call has waited.
+    """
+
+    phase: str
+    step: int
+    games_done: int
+    games_total: int
+    games_live: int
+    engine_calls: int
+    engine_age: float
+    judge_calls: int
+    judge_age: float
+
+    def line(self) -> str:
+        """One line for a log."""
+        return (
+            f"{self.phase} step {self.step}: {self.games_done}/{self.games_total} games done, "
+            f"{self.games_live} live; waiting for {self.engine_calls} engine calls "
+            f"(oldest {self.engine_age:.0f} s) and {self.judge_calls} judge calls "
+            f"(oldest {self.judge_age:.0f} s)"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutStats:
+    """Counts over the games of one ``collect``."""
+
+    games: int
+    turns: int
+    sampled_tokens: int
+    stream_tokens: int
+    truncated_turns: int
+    stops: dict[str, int]
+    verdicts: dict[str, int]
+    adapter_versions: dict[int, int]
+    """Turns by the adapter version that sampled them."""
+    seconds: float
+
+
+class _Tracked:
+    """Calls under way: when each began."""
+
+    def __init__(self) -> None:
+        self._began: dict[int, float] = {}
+        self._next = 0
+
+    async def run(self, call: Awaitable[T]) -> T:
+        key = self._next
+        self._next += 1
+        self._began[key] = time.monotonic()
+        try:
+            return await call
+        finally:
+            del self._began[key]
+
+    def oldest(self) -> tuple[int, float]:
+        """Number of calls, and the age of the oldest in seconds."""
+        if not self._began:
+            return 0, 0.0
+        # Insertion order is the order of beginning.
+        return len(self._began), time.monotonic() - next(iter(self._began.values()))
+
+
+class _TrackedEngine:
+    def __init__(self, engine: Engine, calls: _Tracked) -> None:
+        self._engine = engine
+        self._calls = calls
+
+    async def generate(self, request: GenRequest) -> Completion:
+        return await self._calls.run(self._engine.generate(request))
+
+    async def release(self, session: str) -> None:
+        await self._engine.release(session)
+
+
+class _TrackedJudge:
+    def __init__(self, judge: AsyncJudge, calls: _Tracked) -> None:
+        self._judge = judge
+        self._calls = calls
+
+    async def ask(self, request: JudgeRequest) -> JudgeReply:
+        return await self._calls.run(self._judge.ask(request))
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    order: int
+    task: Task
+    game: int
+
+
+@dataclass(slots=True)
+class _Round:
+    """One ``collect`` under way."""
+
+    phase: str
+    step: int
+    settings: GameSettings
+    results: list[Trajectory | None]
+    done: int = 0
+    live: int = 0
+
+
+class RolloutDriver:
+    """Plays the games of a step.
+
+    Args:
+        engine: One engine, or an ``EngineRouter`` over several.
+        judge: The judge pool.
+        make_env: A fresh environment for one game of a task.
+        settings: Limits of every game; sampling is given anew with each ``collect``.
+        max_games: Most games alive at a time.
+        run_seed: Root of every random number.
+        run_id: Stamped on every trajectory.
+        on_progress: Called after each game with (games done, games in all).
+        on_heartbeat: Called every ``heartbeat_seconds`` with what is outstanding.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        judge: AsyncJudge,
+        chat: Chat,
+        make_env: Callable[[Task], Env],
+        settings: GameSettings,
+        *,
+        max_games: int,
+        run_seed: int,
+        run_id: str = "",
+        on_progress: Callable[[int, int], None] | None = None,
+        on_heartbeat: Callable[[Heartbeat], None] | None = None,
+        heartbeat_seconds: float = 30.0,
+    ) -> None:
+        if max_games < 1:
+            raise ValueError("max_games must be at least 1")
+        self._router = engine if isinstance(engine, EngineRouter) else EngineRouter([engine])
+        self._engine_calls, self._judge_calls = _Tracked(), _Tracked()
+        self._engine = _TrackedEngine(self._router, self._engine_calls)
+        self._judge = _TrackedJudge(judge, self._judge_calls)
+        self._chat = chat
+        self._make_env = make_env
+        self._settings = settings
+        self._max_games = max_games
+        self._run_seed = run_seed
+        self._run_id = run_id
+        self._on_progress = on_progress
+        self._on_heartbeat = on_heartbeat
+        self._heartbeat_seconds = heartbeat_seconds
+        self._round: _Round | None = None
+        self.stats: RolloutStats | None = None
+        """Counts of the latest ``collect``."""
+
+    async def collect(
+        self,
+        tasks: Sequence[Task],
+        games_per_task: int,
+        step: int,
+        sampling: SamplingParams,
+        *,
+        phase: str = "train",
+    ) -> list[Group]:
+        """Play ``games_per_task`` games of each task.
+
+        Returns:
+            One group per task, in the order of ``tasks``; games in the order of their index.
+
+        Raises:
+            Exception: The first unexpected failure of a game, an engine or the judge pool, after
+                every other game has been cancelled.
+        """
+        if len({task.id for task in tasks}) != len(tasks):
+            raise ValueError("task ids of one rollout must differ")
+        began = time.monotonic()
+        jobs = [
+            _Job(i * games_per_task + g, task, g)
+            for i, task in enumerate(tasks)
+            for g in range(games_per_task)
+        ]
+        settings = replace(self._settings, sampling=sampling)
+        if self._router.deterministic:
+            # Timings are the one part of a trajectory that is not a function of the games.
+            settings = replace(settings, clock=_no_clock)
+        self._round = current = _Round(phase, step, settings, [None] * len(jobs))
+        await self._run_workers(jobs, current)
+        await self._router.flush()
+        games = [t for t in current.results if t is not None]
+        if len(games) != len(jobs):
+            raise RuntimeError(f"{len(jobs) - len(games)} of {len(jobs)} games gave no trajectory")
+        self.stats = count_games(games, time.monotonic() - began)
+        size = games_per_task
+        return [
+            Group(task, tuple(games[i * size : (i + 1) * size])) for i, task in enumerate(tasks)
+        ]
+
+    def heartbeat(self) -> Heartbeat:
+        """What the rollout waits for now; safe to call at any time."""
+        current = self._round
+        engine_calls, engine_age = self._engine_calls.oldest()
+        judge_calls, judge_age = self._judge_calls.oldest()
+        return Heartbeat(
+            phase=current.phase if current else "idle",
+            step=current.step if current else 0,
+            games_done=current.done if current else 0,
+            games_total=len(current.results) if current else 0,
+            games_live=current.live if current else 0,
+            engine_calls=engine_calls,
+            engine_age=engine_age,
+            judge_calls=judge_calls,
+            judge_age=judge_age,
+        )
+
+    async def _run_workers(self, jobs: list[_Job], current: _Round) -> None:
+        try:
+            async with asyncio.TaskGroup() as group:
+                beat = group.create_task(self._beat())
+                workers: list[asyncio.Task[None]] = []
+                for queue, lane in self._queues(jobs):
+                    # Every worker lives before the first one asks. It leaves by a callback: a task
+                    # that is cancelled before it starts runs no code of its own.
+                    self._router.enter(lane)
+                    worker = group.create_task(self._work(queue, lane, current))
+                    worker.add_done_callback(partial(self._left, lane))
+                    workers.append(worker)
+                if workers:
+                    await asyncio.wait(workers)
+                beat.cancel()
+        except BaseExceptionGroup as failures:
+            raise _first(failures) from failures
+
+    def _queues(self, jobs: list[_Job]) -> list[tuple[deque[_Job], int]]:
+        """One entry per worker: the queue that it takes jobs from, and its engine."""
+        lanes = self._router.lanes
+        if not self._router.deterministic:
+            shared = deque(jobs)
+            return [(shared, i % lanes) for i in range(min(self._max_games, len(jobs)))]
+        workers: list[tuple[deque[_Job], int]] = []
+        for lane in range(lanes):
+            own = deque(jobs[lane::lanes])
+            share = max(1, self._max_games // lanes + (lane < self._max_games % lanes))
+            workers += [(own, lane)] * min(share, len(own))
+        return workers
+
+    def _left(self, lane: int, _worker: asyncio.Task[None]) -> None:
+        self._router.leave(lane)
+
+    async def _work(self, queue: deque[_Job], lane: int, current: _Round) -> None:
+        while queue:
+            job = queue.popleft()
+            current.live += 1
+            current.results[job.order] = await self._play(job, lane, current)
+            current.live -= 1
+            current.done += 1
+            if self._on_progress is not None:
+                self._on_progress(current.done, len(current.results))
+
+    async def _play(self, job: _Job, lane: int, current: _Round) -> Trajectory:
+        identity = GameId(self._run_seed, current.step, job.game, self._run_id, current.phase)
+        if self._router.deterministic:
+            self._router.bind(identity.session(job.task.id), lane)
+        env = self._make_env(job.task)
+        return await play_game(
+            env, self._engine, self._judge, self._chat, current.settings, identity
+        )
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(self._heartbeat_seconds)
+            if self._on_heartbeat is not None:
+                self._on_heartbeat(self.heartbeat())
+
+
+def count_games(games: Sequence[Trajectory], seconds: float = 0.0) -> RolloutStats:
+    """Counts over finished games."""
+    turns = [turn for game in games for turn in game.turns]
+    return RolloutStats(
+        games=len(games),
+        turns=len(turns),
+        sampled_tokens=sum(turn.n_tokens for turn in turns),
+        stream_tokens=sum(len(game.token_ids) for game in games),
+        truncated_turns=sum(turn.truncated for turn in turns),
+        stops=dict(Counter(game.stop.value for game in games)),
+        verdicts=dict(Counter(turn.verdict.value for turn in turns)),
+        adapter_versions=dict(Counter(turn.adapter_version for turn in turns)),
+        seconds=seconds,
+    )
+
+
+def _no_clock() -> float:
+    return 0.0
+
+
+def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first single exception inside nested groups."""
+    inner = failures.exceptions[0]
+    return _first(inner) if isinstance(inner, BaseExceptionGroup) else inner

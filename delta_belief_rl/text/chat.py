@@ -1,0 +1,305 @@
+"""Chat templates rendered incrementally: a game's token stream grows, and nothing is rendered twice.
+
+A conversation starts with ``open_ids``. The engine appends the ids it sampled, the end-of-turn id
+included; the environment's reply is appended with ``reply_ids``. What surrounds a reply is read once off the
+tokenizer's own template, by rendering a conversation of sentinels. Text of users and environments never
+becomes a control token, whatever it contains.
+
+Where a stream built this way differs from rendering all messages at once, ``ChatFormat.difference`` says so.
+The usual cause is a template that drops thinking blocks from earlier turns: the stream keeps what the model
+really saw. ``thinking_history="strip"`` leaves the *empty* block of a non-thinking model's header out
+everywhere instead, so that history and header agree; sampled thinking is always kept.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, cast
+
+from jinja2.exceptions import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from delta_belief_rl.types import Message, UserError
+
+ThinkingHistory = Literal["keep", "strip"]
+
+_EMPTY_THINKING = re.compile(r"<think>\s*</think>\s*$")
+# Letters only: a template may trim or split at anything else.
+_USER, _ASSISTANT, _REPLY = "QZUSERZQ", "QZASSISTANTZQ", "QZREPLYZQ"
+
+
+@dataclass(frozen=True, eq=False)
+class ChatFormat:
+    """How one model's conversations become tokens. Build it with ``from_tokenizer``.
+
+    Attributes:
+        tokenizer: The model's tokenizer.
+        template_kwargs: What the template is rendered with, e.g. ``{"enable_thinking": False}``.
+        thinking_history: See the module's head.
+        eot_id: The token that ends an assistant's turn; the sampler stops at it and it is trained.
+        before_reply: Template text between the end-of-turn token and a reply's content.
+        after_reply: Template text between a reply's content and the next sampled token.
+        assistant_prefix: White space that the template puts between header and content; the model samples it.
+        assistant_suffix: The same between content and end-of-turn token.
+        trims: The template removes white space around a message.
+        difference: Empty when an incrementally built conversation equals the full render; else one sentence.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    template_kwargs: Mapping[str, Any]
+    thinking_history: ThinkingHistory
+    eot_id: int
+    before_reply: str
+    after_reply: str
+    assistant_prefix: str
+    assistant_suffix: str
+    trims: bool
+    difference: str = ""
+
+    @classmethod
+    def from_tokenizer(
+        cls,
+        tokenizer: PreTrainedTokenizerBase,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        thinking_history: ThinkingHistory = "keep",
+    ) -> ChatFormat:
+        """Read the format off the tokenizer's chat template.
+
+        Raises:
+            UserError: There is no template, it cannot render alternating messages, or it ends an
+                assistant's turn with no special token.
+        """
+        if thinking_history not in ("keep", "strip"):
+            raise UserError(f"thinking_history must be 'keep' or 'strip', not {thinking_history!r}.")
+        if not getattr(tokenizer, "chat_template", None):
+            raise UserError(
+                "The tokenizer has no chat template: use an instruction-tuned model or put a "
+                "chat_template.jinja beside its tokenizer."
+            )
+        kwargs = dict(chat_template_kwargs or {})
+        parts = _read_template(tokenizer, kwargs)
+        after = parts.after_reply
+        if thinking_history == "strip":
+            after = _EMPTY_THINKING.sub("", after)
+        draft = cls(
+            tokenizer=tokenizer,
+            template_kwargs=kwargs,
+            thinking_history=thinking_history,
+            eot_id=parts.eot_id,
+            before_reply=parts.before_reply,
+            after_reply=after,
+            assistant_prefix=parts.assistant_prefix,
+            assistant_suffix=parts.assistant_suffix,
+            trims=parts.trims,
+        )
+        return replace(draft, difference=_difference(draft))
+
+    def open_ids(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        """The opening messages and the header of the assistant's first turn.
+
+        Raises:
+            UserError: The template refuses these messages.
+        """
+        special = _special_pattern(self.tokenizer)
+        contents = [message.content for message in messages]
+        if not any(special.search(content) for content in contents):
+            text = _render(self.tokenizer, messages, self.template_kwargs, header=True)
+            return _plain_ids(self.tokenizer, self._header(text), split_special=False)
+        names = [f"QZPART{chr(ord('A') + i)}ZQ" for i in range(len(messages))]
+        named = [Message(m.role, name) for m, name in zip(messages, names, strict=True)]
+        text = self._header(_render(self.tokenizer, named, self.template_kwargs, header=True))
+        pieces = re.split("(" + "|".join(names) + ")", text)
+        content_of = dict(zip(names, contents, strict=True))
+        return self._join(
+            [(content_of[p], True) if p in content_of else (p, False) for p in pieces]
+        )
+
+    def reply_ids(self, reply: str) -> tuple[int, ...]:
+        """Everything between the sampled end-of-turn token and the next sampled token."""
+        return self._join([(self.before_reply, False), (reply, True), (self.after_reply, False)])
+
+    def assistant_ids(self, text: str) -> tuple[int, ...]:
+        """What an assistant's turn with this text would be as sampled ids, end-of-turn token included."""
+        return (*self.encode(self.assistant_text(text)), self.eot_id)
+
+    def assistant_text(self, text: str) -> str:
+        """The text between an assistant's header and its end-of-turn token."""
+        return self.assistant_prefix + text + self.assistant_suffix
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Ids of plain text: no control tokens, no truncation, nothing added."""
+        return _plain_ids(self.tokenizer, text, split_special=True)
+
+    def encode_with_offsets(self, text: str) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
+        """Like ``encode``, with the range of characters ``[start, end)`` of each token."""
+        out = self.tokenizer(
+            text,
+            add_special_tokens=False,
+            truncation=False,
+            split_special_tokens=True,
+            return_offsets_mapping=True,
+        )
+        ids = cast(list[int], out["input_ids"])
+        offsets = cast(list[tuple[int, int]], out["offset_mapping"])
+        return tuple(ids), tuple((int(a), int(b)) for a, b in offsets)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of sampled ids without control tokens, as the environment reads it."""
+        return self._decode(ids, skip=True)
+
+    def decode_exact(self, ids: Sequence[int]) -> str:
+        """Text with control tokens, for people and for checks."""
+        return self._decode(ids, skip=False)
+
+    def _decode(self, ids: Sequence[int], skip: bool) -> str:
+        return cast(
+            str,
+            self.tokenizer.decode(
+                list(ids), skip_special_tokens=skip, clean_up_tokenization_spaces=False
+            ),
+        )
+
+    def _header(self, text: str) -> str:
+        return _EMPTY_THINKING.sub("", text) if self.thinking_history == "strip" else text
+
+    def _join(self, pieces: Sequence[tuple[str, bool]]) -> tuple[int, ...]:
+        """Ids of template text and content in turn; ``True`` marks content.
+
+        Content is encoded together with the template text next to it, up to the nearest control token, so
+        that merges across the border are those of the full render.
+        """
+        special = _special_pattern(self.tokenizer)
+        ids: list[int] = []
+        run = ""
+        for text, is_content in pieces:
+            if is_content:
+                run += text.strip() if self.trims else text
+                continue
+            for part in special.split(text):
+                if special.fullmatch(part):
+                    ids.extend(self.encode(run) if run else ())
+                    run = ""
+                    ids.extend(_plain_ids(self.tokenizer, part, split_special=False))
+                else:
+                    run += part
+        ids.extend(self.encode(run) if run else ())
+        return tuple(ids)
+
+
+@dataclass(frozen=True, slots=True)
+class _Template:
+    eot_id: int
+    before_reply: str
+    after_reply: str
+    assistant_prefix: str
+    assistant_suffix: str
+    trims: bool
+
+
+def _read_template(tokenizer: PreTrainedTokenizerBase, kwargs: Mapping[str, Any]) -> _Template:
+    """Render sentinels and cut the text at them."""
+    messages = [Message("user", _USER), Message("assistant", _ASSISTANT), Message("user", _REPLY)]
+    with_header = _render(tokenizer, messages, kwargs, header=True)
+    without = _render(tokenizer, messages, kwargs, header=False)
+    if any(with_header.count(name) != 1 for name in (_USER, _ASSISTANT, _REPLY)):
+        raise UserError(
+            "The chat template does not show every message exactly once: use a template that renders "
+            "alternating user and assistant messages."
+        )
+    before_answer, rest = with_header.split(_ASSISTANT)
+    middle, after_reply = rest.split(_REPLY)
+    end = _special_pattern(tokenizer).search(middle)
+    if end is None:
+        raise UserError(
+            "The chat template ends an assistant's turn with no special token, so a turn's end cannot be "
+            "sampled: use a template with an end-of-turn token."
+        )
+    eot_id = cast(int, tokenizer.convert_tokens_to_ids(end.group()))
+    plain_tail = without.split(_REPLY)[1]
+    header = after_reply[len(plain_tail) :] if after_reply.startswith(plain_tail) else after_reply
+    header = _EMPTY_THINKING.sub("", header)
+    answer_header = before_answer.split(_USER)[1]
+    prefix = answer_header.rpartition(header)[2] if header else answer_header.removeprefix(plain_tail)
+    return _Template(
+        eot_id=eot_id,
+        before_reply=middle[end.end() :],
+        after_reply=after_reply,
+        assistant_prefix=prefix if prefix.isspace() else "",
+        assistant_suffix=middle[: end.start()],
+        trims=_is_trimmed(tokenizer, kwargs),
+    )
+
+
+def _is_trimmed(tokenizer: PreTrainedTokenizerBase, kwargs: Mapping[str, Any]) -> bool:
+    """A tab is removed by trimming, and no template puts one beside a message."""
+    padded = [Message("user", f"\t{_USER}\t")]
+    return f"\t{_USER}\t" not in _render(tokenizer, padded, kwargs, header=False)
+
+
+def _difference(chat: ChatFormat) -> str:
+    """Compare a conversation built step by step with its full render."""
+    texts = ("Think of a thing.", "Is it alive?", "No.", "Is it made of wood?", "Yes, it is.")
+    roles = ("user", "assistant", "user", "assistant", "user")
+    messages = [Message(role, text) for role, text in zip(roles, texts, strict=True)]
+    stream = chat.open_ids(messages[:1])
+    for message in messages[1:]:
+        ids = chat.assistant_ids if message.role == "assistant" else chat.reply_ids
+        stream += ids(message.content)
+    text = _render(chat.tokenizer, messages, chat.template_kwargs, header=True)
+    if chat.thinking_history == "strip":
+        text = _EMPTY_THINKING.sub("", text)
+    full = _plain_ids(chat.tokenizer, text, split_special=False)
+    if stream == full:
+        return ""
+    at = next(
+        (i for i, pair in enumerate(zip(stream, full, strict=False)) if pair[0] != pair[1]),
+        min(len(stream), len(full)),
+    )
+    here, there = (chat.decode_exact(ids[at : at + 6]) for ids in (stream, full))
+    return (
+        f"A conversation built turn by turn has {here!r} where rendering it at once has {there!r} "
+        f"(token {at}); the stream that the model saw is kept."
+    )
+
+
+def _render(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Message],
+    kwargs: Mapping[str, Any],
+    header: bool,
+) -> str:
+    try:
+        text = tokenizer.apply_chat_template(
+            [message.as_dict() for message in messages],
+            tokenize=False,
+            add_generation_prompt=header,
+            **kwargs,
+        )
+    except (TemplateError, ValueError, TypeError) as error:
+        roles = ", ".join(message.role for message in messages)
+        raise UserError(
+            f"The chat template cannot render the roles {roles} ({error}): use a template that takes them "
+            "or drop the system message."
+        ) from error
+    return cast(str, text)
+
+
+def _plain_ids(
+    tokenizer: PreTrainedTokenizerBase, text: str, split_special: bool
+) -> tuple[int, ...]:
+    ids = tokenizer.encode(
+        text, add_special_tokens=False, truncation=False, split_special_tokens=split_special
+    )
+    return tuple(cast(list[int], ids))
+
+
+def _special_pattern(tokenizer: PreTrainedTokenizerBase) -> re.Pattern[str]:
+    """Matches any control token's text; one capturing group, for ``split``."""
+    names = set(cast(list[str], tokenizer.all_special_tokens))
+    names.update(t.content for t in tokenizer.added_tokens_decoder.values() if t.special)
+    ordered = sorted((name for name in names if name), key=len, reverse=True)
+    # The empty negative look-ahead never matches.
+    return re.compile("(" + "|".join(map(re.escape, ordered)) + ")" if ordered else r"((?!))")
+

@@ -1,0 +1,401 @@
+"""The policy that is trained: score finished games, update on them, hand out the adapter.
+
+One object is one rank. With several ranks the model is sharded by FSDP2, every public method is called on all
+ranks together, and the driver's plan guarantees that all make the same collectives.
+
+The base model is frozen; LoRA adapters hold what is learnt. Without LoRA (``rank == 0``) every parameter is
+trained and "adapter" means the whole model.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from delta_belief_rl.algo.losses.aggregate import Metrics, merge_metrics
+from delta_belief_rl.algo.losses.entropy import entropy_loss
+from delta_belief_rl.algo.losses.kl import kl_loss
+from delta_belief_rl.algo.losses.policy import PolicyInputs, PolicyLossSettings
+from delta_belief_rl.algo.losses.registry import LOSSES
+from delta_belief_rl.belief.branched import ScoreRequest, score_batch, score_beliefs
+from delta_belief_rl.models.loading import (
+    adapter_names,
+    adapter_state,
+    add_lora,
+    copy_adapter,
+    load_adapter_state,
+    load_causal_lm,
+    state_checksum,
+    update_ema,
+    use_adapter,
+)
+from delta_belief_rl.models.logprobs import token_logprobs
+from delta_belief_rl.models.packed import PackSegment, pack
+from delta_belief_rl.trainer.optimizer import (
+    OptimizerSettings,
+    build_optimizer,
+    gradient_norm,
+    learning_rate,
+    set_learning_rate,
+)
+from delta_belief_rl.types import FloatArray, TrainBatch, UserError
+
+POLICY, EMA, BASE = "actor", "ema", "base"
+"""Names of the models that a belief or a view can be asked of."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterSettings:
+    """LoRA of the policy; ``rank`` 0 trains all weights."""
+
+    rank: int = 0
+    alpha: float = 0.0
+    target_modules: str | tuple[str, ...] = "all-linear"
+    exclude_modules: tuple[str, ...] = ()
+    ema: bool = False
+    ema_beta: float = 0.95
+    ema_warmup_steps: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ActorSettings:
+    """Everything that one rank needs to know.
+
+    Attributes:
+        views: Models whose log-probs of the games' own tokens are wanted beside the policy's.
+        beliefs: Models whose beliefs are wanted.
+        score_tokens: Token budget of one forward of the score pass.
+        old_is_new: The batch is used for one optimizer step, so the old policy is the current one.
+    """
+
+    model_path: str
+    adapter: AdapterSettings = field(default_factory=AdapterSettings)
+    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
+    loss: PolicyLossSettings = field(default_factory=PolicyLossSettings)
+    loss_name: str = "ppo"
+    seed: int = 42
+    device: str = "cpu"
+    dtype: str = "float32"
+    num_threads: int | None = None
+    gradient_checkpointing: bool = False
+    grad_clip: float = 1.0
+    temperature: float = 1.0
+    entropy_coeff: float = 0.0
+    kl_coef: float = 0.0
+    kl_type: str = "low_var_kl"
+    views: tuple[str, ...] = ()
+    beliefs: tuple[str, ...] = ()
+    score_tokens: int = 16384
+    old_is_new: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GameScore:
+    """What the score pass found about one game.
+
+    Attributes:
+        logp: ``[sampled tokens]`` of the policy.
+        entropy: Mean entropy of the policy at its sampled tokens, in nats.
+        views: Log-probs of the same tokens under other models, by name.
+        beliefs: ``[k + 1]`` per belief model, in nats.
+    """
+
+    logp: FloatArray
+    entropy: float
+    views: Mapping[str, FloatArray]
+    beliefs: Mapping[str, FloatArray]
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterSnapshot:
+    """Adapter weights in owned memory, with their version and checksum."""
+
+    state: Mapping[str, np.ndarray]
+    version: int
+    checksum: str
+
+
+class PolicyActor:
+    """One training rank."""
+
+    def __init__(self, settings: ActorSettings, rank: int = 0, world_size: int = 1) -> None:
+        if settings.num_threads:
+            torch.set_num_threads(settings.num_threads)
+        torch.manual_seed(settings.seed)
+        self.settings = settings
+        self.rank, self.world_size = rank, world_size
+        self.device = torch.device(settings.device)
+        self.version = 0
+        self.model = self._build()
+        self.optimizer = build_optimizer(self.model.parameters(), settings.optimizer)
+
+    def _build(self) -> Any:
+        settings = self.settings
+        model = load_causal_lm(settings.model_path, getattr(torch, settings.dtype), self.device)
+        lora = settings.adapter
+        if lora.rank:
+            model.requires_grad_(False)
+            names = [POLICY, EMA] if lora.ema else [POLICY]
+            for name in names:
+                model = add_lora(
+                    model,
+                    lora.rank,
+                    lora.alpha,
+                    lora.target_modules,
+                    name=name,
+                    exclude=lora.exclude_modules,
+                    trainable=name == POLICY,
+                    seed=settings.seed,
+                )
+            if lora.ema:
+                copy_adapter(model, POLICY, EMA)
+        elif lora.ema or {EMA, BASE} & {*settings.views, *settings.beliefs}:
+            raise UserError(
+                "A base or slow belief model needs LoRA adapters: set actor_rollout_ref.model.lora_rank."
+            )
+        if settings.gradient_checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+            model.enable_input_require_grads()
+        if self.world_size > 1:
+            from delta_belief_rl.trainer.sharding import shard_model
+
+            model = shard_model(model, self.device.type)
+        return model
+
+    # --- scoring ---------------------------------------------------------------------------------
+
+    def score(self, games: Sequence[ScoreRequest]) -> list[GameScore]:
+        """Log-probs of each game's own tokens and its beliefs.
+
+        The policy's log-probs and its beliefs come from one forward per micro-batch; each further model costs
+        one more.
+        """
+        settings = self.settings
+        tokens = settings.score_tokens
+        plain = [replace(game, elicitation=None, belief_points=()) for game in games]
+        asked = games if POLICY in settings.beliefs else plain
+        own = score_batch(self.model, asked, tokens, settings.temperature, with_entropy=True)
+        beliefs: dict[str, list[FloatArray]] = {}
+        for name in settings.beliefs:
+            if name == POLICY:
+                beliefs[name] = [result.beliefs for result in own]
+            else:
+                beliefs[name] = score_beliefs(self.model, games, tokens, name)
+        views: dict[str, list[FloatArray]] = {}
+        for name in settings.views:
+            with use_adapter(self.model, None if name == BASE else name):
+                results = score_batch(self.model, plain, tokens, settings.temperature)
+            views[name] = [result.logp for result in results]
+        return [
+            GameScore(
+                logp=result.logp,
+                entropy=_mean(result.entropy),
+                views={name: rows[index] for name, rows in views.items()},
+                beliefs={name: rows[index] for name, rows in beliefs.items()},
+            )
+            for index, result in enumerate(own)
+        ]
+
+    def probe(self, token_ids: Sequence[int]) -> FloatArray:
+        """Log-probs at temperature 1 of a fixed token sequence, ``[len(token_ids) - 1]``."""
+        ids = np.asarray(token_ids, dtype=np.int64)
+        packed = pack([PackSegment(tuple(ids.tolist()))], self.device)
+        positions = np.arange(1, len(ids))
+        with torch.no_grad():
+            scores = token_logprobs(
+                self.model,
+                packed,
+                torch.from_numpy(packed.trunk_sources(0, positions)).to(self.device),
+                torch.from_numpy(ids[1:]).to(self.device),
+            )
+        return scores.logp.double().cpu().numpy()
+
+    # --- updating --------------------------------------------------------------------------------
+
+    def update(
+        self, steps: Sequence[tuple[Sequence[TrainBatch | None], Mapping[str, float]]], training_step: int
+    ) -> dict[str, tuple[float, float]]:
+        """Run the optimizer steps of one training step on this rank's micro-batches.
+
+        Args:
+            steps: Per optimizer step, this rank's micro-batches and the global denominators. None is a
+                micro-batch without games: it still runs a forward and a backward, so that ranks stay in step.
+            training_step: Number of the training step, from 1; decides the learning rate.
+
+        Returns:
+            Metrics as (sum, count) pairs over this rank's tokens.
+        """
+        rate = learning_rate(self.settings.optimizer, training_step)
+        set_learning_rate(self.optimizer, rate)
+        parts: list[Metrics] = []
+        norms: list[float] = []
+        skipped = 0
+        self.model.train()
+        for micro_batches, denominators in steps:
+            self.optimizer.zero_grad(set_to_none=True)
+            parts += [self._backward(batch, denominators) for batch in micro_batches]
+            norm = gradient_norm(self.optimizer, self.settings.grad_clip)
+            norms.append(norm)
+            if np.isfinite(norm):
+                self.optimizer.step()
+            else:
+                skipped += 1
+        self.optimizer.zero_grad(set_to_none=True)
+        self.model.eval()
+        self._update_ema(training_step)
+        self.version += 1
+        merged = {name: (float(s), float(n)) for name, (s, n) in merge_metrics(parts).items()}
+        finite = [norm for norm in norms if np.isfinite(norm)]
+        # Every rank knows the global norm; rank 0 alone reports it, or merging would count it several times.
+        if self.rank == 0:
+            merged["actor/grad_norm"] = (float(np.sum(finite)), float(len(finite)))
+            merged["actor/lr"] = (rate, 1.0)
+            merged["actor/optimizer_steps"] = (float(len(norms)), 1.0)
+            merged["actor/skipped_updates"] = (float(skipped), 1.0)
+        return merged
+
+    def _backward(self, batch: TrainBatch | None, denominators: Mapping[str, float]) -> Metrics:
+        if batch is None:
+            # One token that is not trained: the same collectives, no contribution.
+            packed = pack([PackSegment((0, 0))], self.device)
+            one = torch.ones(1, dtype=torch.int64, device=self.device)
+            loss = token_logprobs(self.model, packed, one * 0, one * 0).logp.sum() * 0.0
+            loss.backward()
+            return {}
+        loss, metrics = self._loss(batch, denominators)
+        # FSDP averages gradients over ranks; the loss is already divided by global counts.
+        (loss * self.world_size).backward()
+        return metrics
+
+    def _loss(self, batch: TrainBatch, denominators: Mapping[str, float]) -> tuple[torch.Tensor, Metrics]:
+        settings = self.settings
+        packed = pack([PackSegment(tuple(batch.token_ids[g].tolist())) for g in batch.games()], self.device)
+        # Trunks only, so a token's index in the batch is its index in the packed row.
+        index = np.flatnonzero((batch.turn_ids >= 0) & (batch.weight != 0))
+        row_of = np.repeat(np.arange(batch.num_games), batch.lengths())
+        rows = self._tensor(row_of[index])
+        turns = self._tensor(row_of[index] * (int(batch.turn_ids.max()) + 1) + batch.turn_ids[index])
+        scores = token_logprobs(
+            self.model,
+            packed,
+            self._tensor(index - 1),
+            self._tensor(batch.token_ids[index]),
+            settings.temperature,
+            with_entropy=True,
+        )
+        assert scores.entropy is not None
+        weight = self._tensor(batch.weight[index], torch.float32)
+        inputs = PolicyInputs(
+            logp=scores.logp,
+            old_logp=self._tensor(batch.old_logp[index], torch.float32),
+            advantages=self._tensor(batch.advantages[index], torch.float32),
+            weight=weight,
+            rows=rows,
+            turns=turns,
+            rollout_logp=self._tensor(batch.rollout_logp[index], torch.float32),
+            old_is_new=settings.old_is_new,
+        )
+        mode = settings.loss.loss_agg_mode
+        loss, metrics = LOSSES[settings.loss_name](inputs, settings.loss, denominators)
+        bonus, entropy_metrics = entropy_loss(scores.entropy, weight, rows, mode, denominators, turns)
+        metrics |= entropy_metrics
+        if settings.entropy_coeff:
+            loss = loss + settings.entropy_coeff * bonus
+        if settings.kl_coef:
+            reference = self._tensor(batch.views[BASE][index], torch.float32)
+            term, kl_metrics = kl_loss(
+                scores.logp, reference, weight, rows, settings.kl_type, mode, denominators, turns
+            )
+            loss = loss + settings.kl_coef * term
+            metrics |= kl_metrics
+        return loss, metrics
+
+    def _tensor(self, array: np.ndarray, dtype: torch.dtype | None = None) -> torch.Tensor:
+        return torch.as_tensor(array, dtype=dtype, device=self.device)
+
+    def _update_ema(self, training_step: int) -> None:
+        lora = self.settings.adapter
+        if not lora.ema:
+            return
+        beta = 0.0 if training_step <= lora.ema_warmup_steps else lora.ema_beta
+        update_ema(self.model, POLICY, EMA, beta)
+
+    # --- weights and state -----------------------------------------------------------------------
+
+    def snapshot(self, name: str = POLICY) -> AdapterSnapshot:
+        """The adapter as owned arrays; a collective when the model is sharded."""
+        if not adapter_names(self.model):
+            raise UserError(
+                "Full fine-tuning cannot be synchronised to an engine yet: set "
+                "actor_rollout_ref.model.lora_rank to at least 1."
+            )
+        state = adapter_state(self.model, name)
+        return AdapterSnapshot(state=state, version=self.version, checksum=state_checksum(state))
+
+    def state(self) -> dict[str, Any]:
+        """Everything that a resumed run needs, as plain arrays and tensors; a collective when sharded."""
+        optimizer = self.optimizer.state_dict()
+        if self.world_size > 1:
+            from delta_belief_rl.trainer.sharding import gather_optimizer_state
+
+            optimizer = gather_optimizer_state(optimizer)
+        state: dict[str, Any] = {
+            "version": self.version,
+            "adapter": dict(self.snapshot(POLICY).state),
+            "optimizer": optimizer,
+        }
+        if self.settings.adapter.ema:
+            state["ema"] = dict(self.snapshot(EMA).state)
+        return state
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from ``state()``, on any number of ranks."""
+        load_adapter_state(self.model, POLICY, state["adapter"])
+        if self.settings.adapter.ema:
+            load_adapter_state(self.model, EMA, state["ema"])
+        optimizer = state["optimizer"]
+        if self.world_size > 1:
+            from delta_belief_rl.trainer.sharding import scatter_optimizer_state
+
+            optimizer = scatter_optimizer_state(optimizer, self.optimizer)
+        self.optimizer.load_state_dict(optimizer)
+        self.version = int(state["version"])
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        if self.world_size > 1:
+            dist.barrier()
+
+
+def dump_state(state: Mapping[str, Any]) -> bytes:
+    """Serialise ``PolicyActor.state``."""
+    buffer = io.BytesIO()
+    torch.save(_to_tensors(state), buffer)
+    return buffer.getvalue()
+
+
+def parse_state(data: bytes) -> dict[str, Any]:
+    """The inverse of ``dump_state``; loads tensors and plain values only, never code."""
+    state = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    for name in ("adapter", "ema"):
+        if name in state:
+            state[name] = {key: value.numpy() for key, value in state[name].items()}
+    return state
+
+
+def _mean(values: FloatArray | None) -> float:
+    return float(values.mean()) if values is not None and len(values) else 0.0
+
+
+def _to_tensors(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(value.copy())
+    if isinstance(value, Mapping):
+        return {key: _to_tensors(item) for key, item in value.items()}
+    return value

@@ -1,0 +1,121 @@
+"""The training loop.
+
+One step: sync the adapter, play, score (old log-probs and beliefs in one pass), reward, credit, update; then
+validate, save and log when they are due. Every choice is made elsewhere and handed in; the loop does not know
+which environment, judge, credit method or engine is running.
+"""
+
+from __future__ import annotations
+
+from delta_belief_rl.eval.metrics import rollout_metrics
+from delta_belief_rl.obs.metrics import perf_metrics
+from delta_belief_rl.rollout.driver import count_games
+from delta_belief_rl.rollout.store import write_groups
+from delta_belief_rl.trainer import persist, steps
+from delta_belief_rl.trainer.packing import build_batch, flat_trajectories, plan_update
+from delta_belief_rl.trainer.services import Services
+from delta_belief_rl.trainer.settings import games_per_update, micro_batch_tokens, sampling_params
+from delta_belief_rl.trainer.validation import validate
+
+
+async def train(run: Services) -> None:
+    """Run all steps that are left, from ``run.state`` on."""
+    trainer = run.cfg.trainer
+    first = run.state.step == 0
+    if trainer.val_only or (trainer.val_before_train and first and run.state.validated < 0):
+        await validate(run, step=run.state.step)
+    if trainer.val_only:
+        return
+    if first and due(0, trainer.save_freq, run.total_steps):
+        await persist.save(run)
+    for step in range(run.state.step + 1, run.total_steps + 1):
+        metrics = await train_step(run, step)
+        run.state.step = step
+        if due(step, trainer.test_freq, run.total_steps):
+            metrics |= await validate(run, step=step)
+        metrics |= run.timers.drain()
+        record(run, step, metrics)
+        if due(step, trainer.save_freq, run.total_steps):
+            await persist.save(run)
+
+
+async def train_step(run: Services, step: int) -> dict[str, float]:
+    """One training step; returns its metrics without timings."""
+    cfg, timers = run.cfg, run.timers
+    with timers.measure("step"):
+        with timers.measure("sync"):
+            run.progress.set_phase("sync")
+            synced = await run.engines.sync(run.policy)
+        with timers.measure("gen"):
+            run.progress.set_phase("play")
+            indices, epoch = run.sampler.batch(step - 1)
+            tasks = [run.tasks.train[index] for index in indices]
+            groups = await run.rollouts.collect(
+                tasks, cfg.multi_turn.train.n, step, sampling_params(cfg, "train")
+            )
+        with timers.measure("old_log_prob"):
+            run.progress.set_phase("score")
+            scores = await run.policy.score(steps.score_requests(run, groups))
+            groups = steps.with_beliefs(cfg, groups, scores)
+        with timers.measure("reward"):
+            table = steps.reward_table(run, groups, scores)
+        with timers.measure("adv"):
+            advantage = run.credit.apply(table)
+            batch = build_batch(
+                groups,
+                table,
+                advantage.turns,
+                advantage.weight,
+                [score.logp for score in scores],
+                steps.views(scores),
+            )
+            plan = plan_update(
+                batch,
+                ranks=run.policy.num_ranks,
+                max_tokens=micro_batch_tokens(cfg),
+                games_per_step=games_per_update(cfg),
+                epochs=cfg.actor_rollout_ref.actor.ppo_epochs,
+                length=float(cfg.data.max_prompt_length),
+            )
+        with timers.measure("update_actor"):
+            run.progress.set_phase("update")
+            updated = await run.policy.update(batch, plan, step)
+        if due(step, cfg.trainer.rollout_freq, run.total_steps):
+            with timers.measure("dump_rollout_generations"):
+                write_groups(
+                    steps.rollout_path(run, step),
+                    groups,
+                    max_turns=cfg.multi_turn.max_turns.train,
+                    score_of=steps.scorer(groups, table),
+                    run_seed=cfg.seed,
+                )
+    weight = cfg.multi_turn.reward.weight_elicit
+    counts = count_games(flat_trajectories(groups))
+    return {
+        "training/global_step": float(step),
+        "training/epoch": float(epoch),
+        **rollout_metrics(groups, table, advantage, weight),
+        **updated,
+        **synced,
+        **steps.judge_metrics(run),
+        "actor/entropy": float(sum(score.entropy for score in scores) / max(len(scores), 1)),
+        "actor/micro_batches": float(plan.num_micro_batches),
+        "state_tokens/sampled": float(counts.sampled_tokens),
+        "state_tokens/total": float(counts.stream_tokens),
+    }
+
+
+def due(step: int, every: int, last: int) -> bool:
+    """Whether something that happens every so many steps, and at the last, happens now."""
+    return every > 0 and (step % every == 0 or step == last)
+
+
+def record(run: Services, step: int, metrics: dict[str, float]) -> None:
+    """Write the step's record first, then tell the mirrors and the person who watches."""
+    seconds = metrics.get("timing_s/step", 0.0)
+    tokens = int(metrics.get("state_tokens/total", 0.0))
+    metrics |= perf_metrics(tokens, seconds, run.policy.num_ranks)
+    run.log.append(step, metrics)
+    run.wandb.log(step, metrics)
+    timings = {name: value for name, value in metrics.items() if name.startswith("timing_s/")}
+    run.progress.finish_step(step, metrics.get("train/strict_successful", 0.0), timings)

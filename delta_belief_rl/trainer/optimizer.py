@@ -1,0 +1,77 @@
+"""AdamW over the trainable parameters, and the learning-rate schedule.
+
+The rate is a pure function of the training step, so nothing of a schedule has to be saved.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerSettings:
+    """AdamW and its schedule.
+
+    Attributes:
+        warmup_steps: Training steps of linear warm-up.
+        schedule: ``constant`` or ``cosine`` after the warm-up.
+        min_ratio: Floor of the cosine as a share of ``lr``.
+        total_steps: Training steps of the whole run.
+    """
+
+    lr: float = 1e-6
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = 0.01
+    warmup_steps: int = 0
+    schedule: str = "constant"
+    min_ratio: float = 0.0
+    total_steps: int = 1
+
+
+def learning_rate(settings: OptimizerSettings, step: int) -> float:
+    """Rate of training step ``step`` (the first is 1).
+
+    Example:
+        >>> learning_rate(OptimizerSettings(lr=1.0, warmup_steps=4), step=1)
+        0.25
+    """
+    if step <= settings.warmup_steps:
+        return settings.lr * step / settings.warmup_steps
+    if settings.schedule == "constant":
+        return settings.lr
+    span = max(settings.total_steps - settings.warmup_steps, 1)
+    done = min((step - settings.warmup_steps) / span, 1.0)
+    cosine = 0.5 * (1.0 + math.cos(math.pi * done))
+    return settings.lr * (settings.min_ratio + (1.0 - settings.min_ratio) * cosine)
+
+
+def build_optimizer(
+    parameters: Iterable[torch.nn.Parameter], settings: OptimizerSettings
+) -> torch.optim.AdamW:
+    """AdamW over the parameters that require gradients."""
+    trainable = [parameter for parameter in parameters if parameter.requires_grad]
+    return torch.optim.AdamW(
+        trainable, lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay
+    )
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Use ``rate`` from the next step on."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+
+
+def gradient_norm(optimizer: torch.optim.Optimizer, max_norm: float) -> float:
+    """Clip the global gradient norm in place and return it as it was before clipping.
+
+    Works for plain and for sharded (DTensor) parameters; a collective in the latter case, so every rank
+    must call it.
+    """
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm)
+    full = getattr(norm, "full_tensor", None)
+    return float(full() if full is not None else norm)

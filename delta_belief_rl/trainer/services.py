@@ -1,0 +1,117 @@
+"""What the training loop works with: the pools behind protocols, and everything that is fixed for a run.
+
+The loop and the steps see these types only. The cluster room builds them on Ray; tests build them in one process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from delta_belief_rl.algo.base import Credit, Sampler, Shaper
+from delta_belief_rl.belief.branched import ScoreRequest
+from delta_belief_rl.belief.elicit import Elicitation
+from delta_belief_rl.config.schema import RunConfig
+from delta_belief_rl.judge.pool import JudgePool
+from delta_belief_rl.obs.jsonl import MetricsLog
+from delta_belief_rl.obs.metrics import StepTimers
+from delta_belief_rl.obs.progress import ProgressView
+from delta_belief_rl.obs.wandb_mirror import WandbMirror
+from delta_belief_rl.rollout.driver import RolloutDriver
+from delta_belief_rl.trainer.actor import AdapterSnapshot, GameScore
+from delta_belief_rl.trainer.packing import UpdatePlan
+from delta_belief_rl.types import FloatArray, Task, TrainBatch
+
+
+class PolicyGroup(Protocol):
+    """All training ranks as one."""
+
+    num_ranks: int
+
+    async def score(self, games: Sequence[ScoreRequest]) -> list[GameScore]:
+        """Scores in the order of ``games``."""
+        ...
+
+    async def update(self, batch: TrainBatch, plan: UpdatePlan, training_step: int) -> dict[str, float]:
+        """Run the plan; metrics are means over all ranks."""
+        ...
+
+    async def snapshot(self) -> AdapterSnapshot:
+        """The adapter as it stands."""
+        ...
+
+    async def probe(self, token_ids: Sequence[int]) -> FloatArray:
+        """Log-probs of a fixed sequence under the adapter as it stands."""
+        ...
+
+    async def dump(self) -> bytes:
+        """The state for a checkpoint."""
+        ...
+
+    async def load(self, data: bytes) -> str:
+        """Take over a saved state; returns the adapter's checksum."""
+        ...
+
+
+class EngineGroup(Protocol):
+    """All replicas of the policy engine as one."""
+
+    async def sync(self, policy: PolicyGroup) -> Mapping[str, float]:
+        """Bring every replica to the policy's adapter and prove it; raises when one differs."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSets:
+    """The tasks of a run; ``test`` is empty where none is given."""
+
+    train: tuple[Task, ...]
+    val: tuple[Task, ...]
+    test: tuple[Task, ...] = ()
+
+    def train_secrets(self) -> frozenset[str]:
+        """Secrets of the training tasks, for the overlap report."""
+        return frozenset(task.secret for task in self.train)
+
+
+@dataclass(slots=True)
+class RunState:
+    """What changes during a run beside the policy, and is saved with it.
+
+    Attributes:
+        step: Training steps finished.
+        validated: Step of the newest validation on record; -1 before the first.
+        best: Best validation success rate so far.
+    """
+
+    step: int = 0
+    validated: int = -1
+    best: float = -1.0
+
+
+@dataclass(slots=True)
+class Services:
+    """One run, ready to go."""
+
+    cfg: RunConfig
+    run_dir: Path
+    run_id: str
+    total_steps: int
+    tasks: TaskSets
+    sampler: Sampler
+    rollouts: RolloutDriver
+    val_rollouts: RolloutDriver
+    policy: PolicyGroup
+    engines: EngineGroup
+    judge: JudgePool
+    shaper: Shaper
+    credit: Credit
+    elicit: Callable[[str], Elicitation]
+    log: MetricsLog
+    wandb: WandbMirror
+    progress: ProgressView
+    resolved: str
+    state: RunState = field(default_factory=RunState)
+    timers: StepTimers = field(default_factory=StepTimers)

@@ -1,0 +1,186 @@
+"""From the configuration tree to the small settings that each room takes.
+
+Only this file knows both sides, so no room below depends on the configuration's layout.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from delta_belief_rl.algo import build_credit
+from delta_belief_rl.algo.base import Credit, check_group_size
+from delta_belief_rl.algo.losses.policy import PolicyLossSettings
+from delta_belief_rl.algo.shapers.channels import RewardSettings
+from delta_belief_rl.config.schema import RunConfig
+from delta_belief_rl.engines.base import SamplingParams
+from delta_belief_rl.trainer.actor import BASE, EMA, POLICY, ActorSettings, AdapterSettings
+from delta_belief_rl.trainer.optimizer import OptimizerSettings
+
+BELIEF_MODELS = {"actor": POLICY, "ref": EMA, "ema": EMA, "base": BASE}
+"""The configuration's names of belief models; ``ref`` is the published name of the slow adapter."""
+
+
+def adapter_settings(cfg: RunConfig) -> AdapterSettings:
+    """LoRA of the policy: the first adapter of the list is trained, one called ``ema`` follows it."""
+    model = cfg.actor_rollout_ref.model
+    first = model.adapters[0] if model.adapters else None
+    rank = (first.r if first else 0) or model.lora_rank
+    exclude = (first.exclude_modules if first else None) or model.exclude_modules or ()
+    return AdapterSettings(
+        rank=rank,
+        alpha=float((first.alpha if first else 0) or model.lora_alpha or rank),
+        target_modules=first.target_modules if first else model.target_modules,
+        exclude_modules=(exclude,) if isinstance(exclude, str) else tuple(exclude),
+        ema=EMA in belief_models(cfg),
+        ema_beta=model.ema_beta,
+        ema_warmup_steps=model.ema_warmup_steps,
+    )
+
+
+def belief_models(cfg: RunConfig) -> tuple[str, ...]:
+    """Models whose belief is needed, without repetition; empty when the belief reward is off."""
+    reward = cfg.multi_turn.logprob_reward
+    if not reward.enabled:
+        return ()
+    return tuple(dict.fromkeys(BELIEF_MODELS[name] for name in (reward.step_model, reward.base_model)))
+
+
+def sampling_params(cfg: RunConfig, kind: str) -> SamplingParams:
+    """How tokens are drawn: ``train``, ``val`` or ``greedy``."""
+    rollout = cfg.actor_rollout_ref.rollout
+    source: Any = rollout if kind == "train" else rollout.val_kwargs
+    greedy = kind == "greedy" or not source.do_sample
+    return SamplingParams(
+        temperature=0.0 if greedy else source.temperature,
+        top_p=1.0 if greedy else source.top_p,
+        top_k=-1 if greedy else source.top_k,
+        max_tokens=cfg.data.max_response_length,
+    )
+
+
+def loss_settings(cfg: RunConfig) -> PolicyLossSettings:
+    """Clip, dual clip, truncated importance sampling and aggregation."""
+    actor = cfg.actor_rollout_ref.actor
+    low = actor.clip_ratio if actor.clip_ratio_low is None else actor.clip_ratio_low
+    high = actor.clip_ratio if actor.clip_ratio_high is None else actor.clip_ratio_high
+    guarded = actor.tis_imp_ratio_cap > 0
+    return PolicyLossSettings(
+        clip_ratio_low=low,
+        clip_ratio_high=high,
+        clip_ratio_c=actor.clip_ratio_c,
+        loss_agg_mode=actor.loss_agg_mode,
+        tis_imp_ratio_cap=actor.tis_imp_ratio_cap,
+        sequence_reject_ratio=PolicyLossSettings().sequence_reject_ratio if guarded else 0.0,
+    )
+
+
+def actor_settings(cfg: RunConfig, device: str, total_steps: int, num_threads: int | None) -> ActorSettings:
+    """What a training rank needs to know."""
+    ref = cfg.actor_rollout_ref
+    actor, optim = ref.actor, ref.actor.optim
+    warmup = optim.lr_warmup_steps
+    if warmup < 0:
+        warmup = int(optim.lr_warmup_steps_ratio * total_steps)
+    return ActorSettings(
+        model_path=ref.model.path,
+        adapter=adapter_settings(cfg),
+        optimizer=OptimizerSettings(
+            lr=optim.lr,
+            betas=optim.betas,
+            weight_decay=optim.weight_decay,
+            warmup_steps=warmup,
+            schedule=optim.warmup_style,
+            min_ratio=optim.min_lr_ratio or 0.0,
+            total_steps=total_steps,
+        ),
+        loss=loss_settings(cfg),
+        seed=cfg.seed,
+        device=device,
+        dtype=number_format(actor.dtype, device),
+        num_threads=num_threads,
+        gradient_checkpointing=ref.model.enable_gradient_checkpointing,
+        grad_clip=actor.grad_clip,
+        temperature=ref.rollout.temperature if ref.rollout.do_sample else 1.0,
+        entropy_coeff=actor.entropy_coeff,
+        kl_coef=actor.kl_loss_coef if actor.use_kl_loss else 0.0,
+        kl_type=actor.kl_loss_type,
+        views=(BASE,) if actor.use_kl_loss else (),
+        beliefs=belief_models(cfg),
+        score_tokens=score_tokens(cfg),
+        old_is_new=single_update(cfg),
+    )
+
+
+def number_format(name: str, device: str) -> str:
+    """The torch dtype that ``auto`` stands for on a device."""
+    if name != "auto":
+        return name
+    return "bfloat16" if device.startswith("cuda") else "float32"
+
+
+def single_update(cfg: RunConfig) -> bool:
+    """Whether a training step has one optimizer step, so that the old policy is the current one."""
+    actor = cfg.actor_rollout_ref.actor
+    return actor.ppo_epochs == 1 and actor.ppo_mini_batch_size >= cfg.data.train_batch_size
+
+
+def games_per_update(cfg: RunConfig) -> int:
+    """Games of one optimizer step."""
+    return cfg.actor_rollout_ref.actor.ppo_mini_batch_size * cfg.multi_turn.train.n
+
+
+def micro_batch_tokens(cfg: RunConfig) -> int:
+    """Token budget of an update micro-batch on one rank.
+
+    A number of games is turned into a budget by the longest game that is allowed, so that both settings mean a
+    bound on memory.
+    """
+    actor = cfg.actor_rollout_ref.actor
+    if actor.use_dynamic_bsz:
+        return actor.ppo_max_token_len_per_gpu
+    return actor.ppo_micro_batch_size_per_gpu * cfg.data.max_prompt_length
+
+
+def score_tokens(cfg: RunConfig) -> int:
+    """Token budget of one forward of the score pass on one rank."""
+    rollout = cfg.actor_rollout_ref.rollout
+    if rollout.log_prob_use_dynamic_bsz:
+        return rollout.log_prob_max_token_len_per_gpu
+    return rollout.log_prob_micro_batch_size_per_gpu * cfg.data.max_prompt_length
+
+
+def reward_settings(cfg: RunConfig) -> RewardSettings:
+    """Signed prices of the reward channels."""
+    signals = cfg.multi_turn.reward.signals
+    return RewardSettings(
+        rule=cfg.multi_turn.win_rule,
+        win=signals.win,
+        invalid_action=signals.invalid_action,
+        repeated_action=signals.repeated_action,
+        traj_len=signals.traj_len,
+        all_valid=signals.all_valid,
+        wrong_guess=signals.wrong_guess,
+        weight_elicit=cfg.multi_turn.reward.weight_elicit,
+    )
+
+
+def credit_method(cfg: RunConfig) -> Credit:
+    """The advantage estimator with the knobs it has."""
+    algorithm = cfg.algorithm
+    parity = "reference" if algorithm.parity == "reference" else "ours"
+    knobs: dict[str, dict[str, Any]] = {
+        "grpo": {"norm_adv_by_std_in_grpo": algorithm.norm_adv_by_std_in_grpo, "parity": parity},
+        "grpo_turn": {
+            "norm_adv_by_std_in_grpo": algorithm.norm_adv_by_std_in_grpo,
+            "parity": parity,
+            "std_floor": algorithm.std_floor,
+        },
+        "grpo_turn_rtg": {
+            "gamma": algorithm.gamma,
+            "scale_by_std": algorithm.norm_adv_by_std_in_grpo,
+            "std_floor": algorithm.std_floor,
+        },
+    }
+    credit = build_credit(algorithm.adv_estimator, knobs.get(algorithm.adv_estimator))
+    check_group_size(credit, cfg.multi_turn.train.n)
+    return credit

@@ -1,0 +1,62 @@
+"""FSDP2 for the policy, and its optimizer state in a form that does not depend on the number of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+
+def shard_model(model: Any, device_type: str) -> Any:
+    """Shard every decoder layer and then the rest over all ranks.
+
+    Args:
+        model: A causal model with or without adapters, the same weights on every rank.
+        device_type: ``cpu`` or ``cuda``.
+
+    Returns:
+        The same model; its parameters are DTensors from now on.
+    """
+    mesh = init_device_mesh(device_type, (dist.get_world_size(),))
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    for layer in base.get_decoder().layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
+
+
+def gather_optimizer_state(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Full tensors in place of shards; a collective."""
+    return _map(state, lambda value: value.full_tensor().cpu() if isinstance(value, DTensor) else value)
+
+
+def scatter_optimizer_state(state: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Shards in place of full tensors, laid out as the optimizer's parameters are; a collective."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    sharded = dict(state)
+    sharded["state"] = {
+        index: {
+            name: _like(value, parameters[int(index)]) for name, value in slots.items()
+        }
+        for index, slots in state["state"].items()
+    }
+    return sharded
+
+
+def _like(value: Any, parameter: torch.Tensor) -> Any:
+    if not isinstance(value, torch.Tensor) or value.ndim == 0 or not isinstance(parameter, DTensor):
+        return value
+    return distribute_tensor(value.to(parameter.device), parameter.device_mesh, parameter.placements)
+
+
+def _map(value: Any, change: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _map(item, change) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_map(item, change) for item in value)
+    return change(value)

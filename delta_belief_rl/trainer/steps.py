@@ -1,0 +1,106 @@
+"""The parts of a training step that turn games into a rewarded turn table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from delta_belief_rl.algo.shapers.channels import build_table
+from delta_belief_rl.belief.branched import ScoreRequest
+from delta_belief_rl.belief.shaping import belief_changes, shape_changes
+from delta_belief_rl.config.schema import RunConfig
+from delta_belief_rl.rollout.store import GameScore as StoredScore
+from delta_belief_rl.trainer.actor import GameScore
+from delta_belief_rl.trainer.packing import flat_trajectories
+from delta_belief_rl.trainer.services import Services
+from delta_belief_rl.trainer.settings import BELIEF_MODELS, belief_models
+from delta_belief_rl.types import FloatArray, Group, Trajectory, TurnTable
+
+
+def score_requests(run: Services, groups: Sequence[Group]) -> list[ScoreRequest]:
+    """One request per game; with beliefs only when the belief reward is on."""
+    wanted = bool(belief_models(run.cfg))
+    return [
+        ScoreRequest.of(game, run.elicit(game.task.secret) if wanted else None)
+        for game in flat_trajectories(groups)
+    ]
+
+
+def with_beliefs(cfg: RunConfig, groups: Sequence[Group], scores: Sequence[GameScore]) -> list[Group]:
+    """The groups with the step model's beliefs on their games; unchanged when there are none."""
+    if not belief_models(cfg):
+        return list(groups)
+    name = BELIEF_MODELS[cfg.multi_turn.logprob_reward.step_model]
+    position = 0
+    out: list[Group] = []
+    for group in groups:
+        games: list[Trajectory] = []
+        for game in group.trajectories:
+            beliefs = scores[position].beliefs[name]
+            if len(beliefs) != game.num_turns + 1:
+                raise ValueError(
+                    f"game {game.task.id}/{game.game} has {game.num_turns} turns but {len(beliefs)} beliefs"
+                )
+            games.append(replace(game, beliefs=tuple(float(value) for value in beliefs)))
+            position += 1
+        out.append(Group(group.task, tuple(games)))
+    return out
+
+
+def reward_table(run: Services, groups: Sequence[Group], scores: Sequence[GameScore]) -> TurnTable:
+    """The turn table with its reward channels."""
+    cfg = run.cfg
+    table = build_table(groups, cfg.multi_turn.win_rule)
+    belief: FloatArray | None = None
+    reward = cfg.multi_turn.logprob_reward
+    if reward.enabled:
+        after = [score.beliefs[BELIEF_MODELS[reward.step_model]] for score in scores]
+        before = [score.beliefs[BELIEF_MODELS[reward.base_model]] for score in scores]
+        changes = belief_changes(after, before)
+        belief = shape_changes(table, changes, reward, won=table.terminal & table.won)
+    return replace(table, rewards=run.shaper.shape(table, groups, belief))
+
+
+def views(scores: Sequence[GameScore]) -> dict[str, list[FloatArray]]:
+    """Log-probs under other models, by name and game."""
+    names = scores[0].views if scores else {}
+    return {name: [score.views[name] for score in scores] for name in names}
+
+
+def scorer(groups: Sequence[Group], table: TurnTable) -> Callable[[Trajectory], StoredScore]:
+    """Rewards of a game as the files show them: the sum of all channels, and the shaped belief changes."""
+    total = np.sum(list(table.rewards.values()), axis=0) if table.rewards else np.zeros(table.num_rows)
+    belief = table.rewards.get("belief", np.zeros(table.num_rows))
+    rows: Mapping[tuple[str, int], FloatArray] = {
+        (game.task.id, game.game): np.flatnonzero(table.traj == index)
+        for index, game in enumerate(flat_trajectories(groups))
+    }
+
+    def score_of(game: Trajectory) -> StoredScore:
+        index = rows[game.task.id, game.game]
+        return StoredScore(score=float(total[index].sum()), log_prob_diff=tuple(belief[index].tolist()))
+
+    return score_of
+
+
+def rollout_path(run: Services, step: int) -> Path:
+    """File of a training step's games."""
+    return Path(run.cfg.trainer.rollout_data_dir) / f"{step}.jsonl"
+
+
+def judge_metrics(run: Services) -> dict[str, float]:
+    """What the judge pool did since the last step."""
+    stats = run.judge.stats()
+    run.judge.reset_stats()
+    calls = max(stats.calls, 1)
+    return {
+        "judge/calls": float(stats.calls),
+        "judge/cached_rate": stats.cached / calls,
+        "judge/call_error_rate": stats.errors / calls,
+        "judge/retries": float(stats.retries),
+        "judge/timeouts": float(stats.timeouts),
+        "judge/tokens": float(stats.tokens),
+    }

@@ -1,0 +1,68 @@
+"""Validation and the final test: the same driver, engines and judge as training (J9).
+
+Random numbers of an evaluation depend on the secret and the game only, not on the step, so that two evaluations
+differ by the policy and not by the draw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from delta_belief_rl.eval.metrics import summarise
+from delta_belief_rl.rollout.store import write_groups
+from delta_belief_rl.trainer.services import Services
+from delta_belief_rl.trainer.settings import sampling_params
+from delta_belief_rl.types import Group, Task
+
+EVALUATION = 0
+"""Stands for the step in the seeds of every evaluation."""
+
+
+async def evaluate(
+    run: Services, tasks: Sequence[Task], games: int, sampling: str, phase: str
+) -> list[Group]:
+    """Play some tasks with the policy as it stands.
+
+    Args:
+        games: Games per task.
+        sampling: ``train``, ``val`` or ``greedy``.
+        phase: Keeps the sessions of different evaluations apart.
+    """
+    await run.engines.sync(run.policy)
+    return await run.val_rollouts.collect(
+        tasks, games, EVALUATION, sampling_params(run.cfg, sampling), phase=phase
+    )
+
+
+async def validate(run: Services, step: int) -> dict[str, float]:
+    """Play the validation secrets, write the games, return the metrics."""
+    run.progress.set_phase("validate")
+    cfg = run.cfg
+    with run.timers.measure("testing"):
+        groups = await evaluate(run, run.tasks.val, cfg.multi_turn.val.n, "val", f"val-{step}")
+        metrics = summarise(
+            groups, cfg.multi_turn.win_rule, train_secrets=run.tasks.train_secrets(), seed=cfg.seed
+        )
+        write_groups(
+            Path(cfg.trainer.validation_data_dir) / f"{step}.jsonl",
+            groups,
+            max_turns=cfg.multi_turn.max_turns.val,
+            run_seed=cfg.seed,
+        )
+        if cfg.trainer.validation.greedy:
+            greedy = await evaluate(run, run.tasks.val, 1, "greedy", f"greedy-{step}")
+            rates = summarise(greedy, cfg.multi_turn.win_rule, seed=cfg.seed)
+            metrics |= {f"{name}/greedy": value for name, value in rates.items() if "success_rate" in name}
+    run.state.validated = step
+    run.state.best = max(run.state.best, metrics["val-core/success_rate"])
+    run.progress.say(
+        f"validation after step {step}: strict win {100 * metrics['val-core/strict_success_rate']:.1f} % "
+        f"[{100 * metrics['val-core/strict_success_rate/ci_low']:.1f}, "
+        f"{100 * metrics['val-core/strict_success_rate/ci_high']:.1f}] "
+        f"on {int(metrics['val-core/secrets'])} secrets x {cfg.multi_turn.val.n} games"
+    )
+    if step == 0:
+        run.log.append(0, metrics)
+        run.wandb.log(0, metrics)
+    return metrics

@@ -1,0 +1,320 @@
+"""The data that flow through one training step.
+
+Read this file first: every other module takes or returns these types.
+
+Legend for shapes used in this package: ``N`` games in a batch, ``G`` games of one group (same secret,
+same first observation), ``K`` turns of one game, ``R`` rows of a turn table (all turns of all games),
+``T`` tokens of a packed batch.
+
+Everything here is plain Python and NumPy; nothing knows of processes, files or configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
+
+
+class UserError(ValueError):
+    """A mistake that the user can mend: printed as one sentence, exit status 2."""
+
+
+class Verdict(StrEnum):
+    """What the environment said about one action."""
+
+    YES = "yes"
+    NO = "no"
+    REPEATED = "repeated"
+    INVALID = "invalid"
+    WIN = "win"
+    OTHER = "other"
+    """An environment's own free-text reply (Guess My City, Customer Service, ...)."""
+    ERROR = "error"
+    """The judge failed. Never a reward: the turn is not trained and not paid, and it is counted."""
+
+
+class StopReason(StrEnum):
+    """Why a game ended."""
+
+    WIN = "win"
+    TURN_LIMIT = "turn_limit"
+    CONTEXT_FULL = "context_full"
+    JUDGE_FAILED = "judge_failed"
+    ENGINE_FAILED = "engine_failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One chat message, as chat templates expect it.
+
+    Example:
+        >>> Message("user", "Ask your first question.").as_dict()
+        {'role': 'user', 'content': 'Ask your first question.'}
+    """
+
+    role: str
+    content: str
+
+    def as_dict(self) -> dict[str, str]:
+        return {"role": self.role, "content": self.content}
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One secret (or scenario) to be played.
+
+    Attributes:
+        id: Unique name inside its data set, e.g. ``"train_17"``.
+        source: The reference's ``data_source``, which names the environment's rewards (``"tw_q"``).
+        secret: What the agent has to find.
+        messages: The messages that open every game of this task.
+        split: ``train``, ``val`` or ``test``.
+        aliases: Other names that count as the secret.
+        scenario: Extra text that only the judge sees, where an environment has one.
+    """
+
+    id: str
+    source: str
+    secret: str
+    messages: tuple[Message, ...]
+    split: str = "train"
+    aliases: tuple[str, ...] = ()
+    scenario: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One action of the agent and the environment's reply.
+
+    ``start`` and ``end`` delimit the sampled tokens in ``Trajectory.token_ids`` (``end`` exclusive). The
+    end-of-turn token is inside the span when the sampler produced it; it is trained like any other.
+
+    Example:
+        A turn whose question was sampled as the tokens 17..22::
+
+            Turn(index=0, start=17, end=23, logprobs=(-0.1, ...), adapter_version=4,
+                 action="Is it alive?", reply="Yes", verdict=Verdict.YES)
+    """
+
+    index: int
+    start: int
+    end: int
+    logprobs: tuple[float, ...]
+    adapter_version: int
+    action: str
+    reply: str
+    verdict: Verdict
+    strict_win: bool = False
+    """One candidate, guessed directly."""
+    compatible_win: bool = False
+    """The secret appears as a word in a valid question: the published rule."""
+    is_guess: bool = False
+    """The action names a candidate answer."""
+    is_list: bool = False
+    """The action names several candidates."""
+    truncated: bool = False
+    """The token cap of a turn cut the action; no end-of-turn token was sampled."""
+    state_key: str = ""
+    """What is known before the action, for methods that compare actions in equal states."""
+    action_key: str = ""
+    progress: float = 0.0
+    """How much of the task is solved before the action, in the environment's own unit."""
+    judge_seconds: float = 0.0
+    engine_seconds: float = 0.0
+    raw_verdict: str = ""
+    """The judge's own word before any rule changed it."""
+
+    @property
+    def n_tokens(self) -> int:
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """One finished game: a token stream and what happened at which span of it.
+
+    The stream always ends with the environment's last reply and the header of the turn that would come
+    next, so that the belief after every turn can be asked at a place where the agent would speak.
+
+    Attributes:
+        token_ids: The whole stream. Sampled ids stand as they were sampled; nothing is re-tokenised.
+        turns: In order; spans do not overlap.
+        beliefs: ``k + 1`` log-probabilities of the secret in nats, before the first and after each turn.
+        game: Index of the game inside its group.
+        run_id: The run that played it.
+    """
+
+    task: Task
+    game: int
+    token_ids: tuple[int, ...]
+    turns: tuple[Turn, ...]
+    stop: StopReason
+    beliefs: tuple[float, ...] | None = None
+    run_id: str = ""
+    step: int = 0
+
+    @property
+    def num_turns(self) -> int:
+        return len(self.turns)
+
+    @property
+    def strict_win(self) -> bool:
+        return any(turn.strict_win for turn in self.turns)
+
+    @property
+    def compatible_win(self) -> bool:
+        return any(turn.compatible_win for turn in self.turns)
+
+    @property
+    def belief_points(self) -> tuple[int, ...]:
+        """Prefix lengths at which the belief is asked, ``k + 1`` of them."""
+        if not self.turns:
+            return (len(self.token_ids),)
+        return (*(turn.start for turn in self.turns), len(self.token_ids))
+
+    def action_mask(self) -> BoolArray:
+        """True exactly where the sampler produced the token. Shape ``[len(token_ids)]``."""
+        mask = np.zeros(len(self.token_ids), dtype=np.bool_)
+        for turn in self.turns:
+            mask[turn.start : turn.end] = True
+        return mask
+
+    def count(self, verdict: Verdict) -> int:
+        return sum(turn.verdict is verdict for turn in self.turns)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The games of one task in one step; the unit of group statistics."""
+
+    task: Task
+    trajectories: tuple[Trajectory, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TurnTable:
+    """One row per turn; all credit that needs a group works here, on the driver, in kilobytes.
+
+    All columns have length ``R``. Rows of one game are contiguous and ordered by ``turn``.
+
+    Attributes:
+        group: Group number of the row.
+        traj: Game number, unique over the whole batch.
+        turn: Turn index inside the game.
+        n_tokens: Sampled tokens of the turn.
+        valid: False for turns that must be neither paid nor trained (judge errors).
+        terminal: True on the last turn of its game.
+        truncated: True on the last turn of a game that did not end by itself (context, failures).
+        won: Per game outcome, repeated on every row of the game.
+        rewards: Named channels, apart until credit.
+    """
+
+    group: IntArray
+    traj: IntArray
+    turn: IntArray
+    n_tokens: IntArray
+    valid: BoolArray
+    terminal: BoolArray
+    truncated: BoolArray
+    won: BoolArray
+    state_key: tuple[str, ...] = ()
+    action_key: tuple[str, ...] = ()
+    progress: FloatArray = field(default_factory=lambda: np.zeros(0))
+    rewards: Mapping[str, FloatArray] = field(default_factory=dict)
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.turn)
+
+    @property
+    def num_games(self) -> int:
+        return int(self.traj.max()) + 1 if len(self.traj) else 0
+
+    @property
+    def num_turns(self) -> int:
+        return int(self.turn.max()) + 1 if len(self.turn) else 0
+
+    def grid(self, column: NDArray[np.generic], fill: float = 0.0) -> FloatArray:
+        """Spread a column over games and turns: ``[R] -> [N, K]``, ``fill`` where no turn exists."""
+        out = np.full((self.num_games, self.num_turns), fill, dtype=np.float64)
+        out[self.traj, self.turn] = column
+        return out
+
+    def exists(self) -> BoolArray:
+        """``[N, K]``, true where the game has that turn."""
+        return self.grid(np.ones(self.num_rows)).astype(np.bool_)
+
+    def game_group(self) -> IntArray:
+        """Group number of each game, ``[N]``."""
+        out = np.zeros(self.num_games, dtype=np.int64)
+        out[self.traj] = self.group
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class TrainBatch:
+    """Packed tokens of many games, ready for the policy update.
+
+    Game ``i`` owns the positions ``offsets[i]:offsets[i + 1]``. A token's log-prob sits at the token's own
+    position (it is predicted by the one before).
+
+    Attributes:
+        token_ids: ``[T]``.
+        offsets: ``[N + 1]``.
+        turn_ids: ``[T]``, index of the turn inside its game; -1 where the token was not sampled.
+        old_logp: ``[T]``, of the policy before the update, zero where not sampled.
+        rollout_logp: ``[T]``, as the engine reported it at sampling time.
+        advantages: ``[T]``.
+        weight: ``[T]``, 0 removes a token from the loss and from every count.
+        views: Further log-probs of the same tokens under a named context, e.g. ``reference``.
+        denominators: Global counts over the whole batch: ``tokens``, ``turns``, ``rows``.
+    """
+
+    token_ids: IntArray
+    offsets: IntArray
+    turn_ids: IntArray
+    old_logp: FloatArray
+    rollout_logp: FloatArray
+    advantages: FloatArray
+    weight: FloatArray
+    views: Mapping[str, FloatArray] = field(default_factory=dict)
+    denominators: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def num_games(self) -> int:
+        return len(self.offsets) - 1
+
+    def lengths(self) -> IntArray:
+        return np.diff(self.offsets)
+
+    def games(self) -> Iterator[slice]:
+        for start, end in zip(self.offsets[:-1], self.offsets[1:], strict=True):
+            yield slice(int(start), int(end))
+
+    def select(self, games: IntArray) -> TrainBatch:
+        """The sub-batch of some games, in the given order; denominators stay those of the whole batch."""
+        lengths = self.lengths()[games]
+        index = (
+            np.concatenate([np.arange(self.offsets[g], self.offsets[g + 1]) for g in games])
+            if len(games)
+            else np.zeros(0, dtype=np.int64)
+        )
+        return TrainBatch(
+            token_ids=self.token_ids[index],
+            offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+            turn_ids=self.turn_ids[index],
+            old_logp=self.old_logp[index],
+            rollout_logp=self.rollout_logp[index],
+            advantages=self.advantages[index],
+            weight=self.weight[index],
+            views={name: view[index] for name, view in self.views.items()},
+            denominators=self.denominators,
+        )

@@ -1,0 +1,135 @@
+"""Sums, timers, progress and heartbeat."""
+
+import io
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from delta_belief_rl.obs.metrics import MetricSums, StepTimers, perf_metrics
+from delta_belief_rl.obs.progress import ProgressView, Pulse, format_seconds, heartbeat, split_text
+
+
+@given(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=40), st.integers(1, 5))
+def test_mean_does_not_depend_on_how_items_are_spread_over_ranks(
+    values: list[float], ranks: int
+) -> None:
+    total = MetricSums()
+    for rank in range(ranks):
+        mine = values[rank::ranks]
+        part = MetricSums()
+        part.add("x", sum(mine), len(mine))
+        total.merge(part)
+    assert total.means()["x"] == pytest.approx(np.mean(values), abs=1e-9)
+
+
+def test_mean_of_nothing_is_nan_and_known_by_name() -> None:
+    sums = MetricSums()
+    sums.add("x", 0.0, 0)
+    assert np.isnan(sums.means()["x"])
+
+
+def test_timers_are_those_of_one_step_alone() -> None:
+    ticks = iter([0.0, 2.0, 2.0, 3.0, 10.0, 10.5])
+    timers = StepTimers(clock=lambda: next(ticks))
+    with timers.measure("gen"):
+        pass
+    with timers.measure("gen"):
+        pass
+    assert timers.drain() == {"timing_s/gen": 3.0}
+    with timers.measure("gen"):
+        pass
+    assert timers.drain() == {"timing_s/gen": 0.5}
+    assert timers.drain() == {}
+
+
+def test_time_counts_when_the_block_raises() -> None:
+    ticks = iter([0.0, 1.0])
+    timers = StepTimers(clock=lambda: next(ticks))
+    with pytest.raises(KeyError), timers.measure("gen"):
+        raise KeyError
+    assert timers.drain() == {"timing_s/gen": 1.0}
+
+
+def test_throughput_is_tokens_per_second_and_device() -> None:
+    metrics = perf_metrics(1200, 2.0, num_devices=3)
+    assert metrics["perf/throughput"] == 200.0
+    assert metrics["perf/time_per_step"] == 2.0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.04, "0.0 s"),
+        (59.94, "59.9 s"),
+        (60, "1 min 00 s"),
+        (3599.6, "1 h 00 min"),
+        (7260, "2 h 01 min"),
+    ],
+)
+def test_durations_read_at_a_glance(seconds: float, text: str) -> None:
+    assert format_seconds(seconds) == text
+
+
+def test_split_names_the_largest_parts_first_and_leaves_the_whole_out() -> None:
+    timings = {
+        "timing_s/step": 9.0,
+        "timing_s/gen": 3.0,
+        "timing_s/update_actor": 5.0,
+        "timing_s/adv": 0.0,
+    }
+    assert split_text(timings) == "update_actor 5.0 s, gen 3.0 s"
+
+
+def test_off_a_terminal_progress_is_plain_lines() -> None:
+    stream = io.StringIO()
+    with ProgressView(total_steps=10, start_step=4, stream=stream) as view:
+        view.set_phase("rollout")
+        view.finish_step(5, 0.25, {"timing_s/step": 8.0, "timing_s/gen": 6.0})
+        assert view.eta_seconds() == 40.0
+        view.finish_step(6, 0.5, {"timing_s/step": 4.0})
+        assert view.eta_seconds() == 24.0
+        view.say("note")
+    text = stream.getvalue()
+    assert "\x1b" not in text
+    assert text.splitlines()[0] == "step 5/10  strict win 25.0 %  8.0 s (gen 6.0 s)  left 40.0 s"
+    assert text.splitlines()[-1] == "note"
+
+
+def test_on_a_terminal_progress_is_one_line_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    stream = Terminal()
+    with ProgressView(total_steps=2, stream=stream) as view:
+        view.set_phase("rollout")
+        view.finish_step(1, 1.0, {"timing_s/step": 1.0})
+        view.say("a line that stays")
+    assert "a line that stays" in stream.getvalue()
+    assert "\x1b[" in stream.getvalue()
+
+
+def test_H11_heartbeat_tells_phase_calls_and_oldest_age_while_the_main_thread_waits() -> None:
+    lines: list[str] = []
+    twice = threading.Event()
+
+    def say(text: str) -> None:
+        lines.append(text)
+        if len(lines) >= 2:
+            twice.set()
+
+    pulse = Pulse("rollout", outstanding=3, oldest_seconds=41.6, detail="games 5/8")
+    with heartbeat(lambda: pulse, say, seconds=0.01):
+        assert twice.wait(20)
+    assert lines[0] == "heartbeat: rollout, 3 calls outstanding, oldest 42 s, games 5/8"
+    assert not [t for t in threading.enumerate() if t.name == "heartbeat"]
+
+
+def test_heartbeat_without_calls_speaks_of_no_age() -> None:
+    assert Pulse("update").line() == "heartbeat: update, 0 calls outstanding"
