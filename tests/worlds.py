@@ -56,7 +56,9 @@ def small_world() -> World:
     """The world; its values are the binary digits of scattered numbers, so all rows differ."""
     codes = [(37 * number + 11) % 256 for number in range(len(THINGS))]
     low = np.array([[code >> bit & 1 for bit in range(8)] for code in codes], dtype=np.bool_)
-    high = np.array([[(code * 5 + bit) % 3 == 0 for bit in range(4)] for code in codes], dtype=np.bool_)
+    high = np.array(
+        [[(code * 5 + bit) % 3 == 0 for bit in range(4)] for code in codes], dtype=np.bool_
+    )
     names = tuple(name for name, _ in THINGS)
     return World(
         name="small",

@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -69,22 +69,17 @@ class Stateless:
 
 @runtime_checkable
 class Component(Protocol):
-    """What every component declares."""
+    """What every component declares.
 
-    @property
-    def requires(self) -> tuple[str, ...]:
-        """Names of columns, channels and views that must exist."""
-        ...
+    Attributes:
+        requires: Names of columns, channels and views that must exist.
+        provides: Names that exist afterwards.
+        grain: Which rows must be seen together.
+    """
 
-    @property
-    def provides(self) -> tuple[str, ...]:
-        """Names that exist afterwards."""
-        ...
-
-    @property
-    def grain(self) -> Grain:
-        """Which rows must be seen together."""
-        ...
+    requires: ClassVar[tuple[str, ...]]
+    provides: ClassVar[tuple[str, ...]]
+    grain: ClassVar[Grain]
 
     def state_dict(self) -> dict[str, object]:
         """Everything that must survive a restart."""

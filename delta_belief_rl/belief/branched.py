@@ -1,10 +1,12 @@
 """One forward pass gives a game's own log-probs and the belief after every turn.
 
-The ``k + 1`` guesses of a game hang on it as branches (``models.packed``) that see only their prefix, so the
-game is read once instead of ``k + 1`` times. Logits exist at the scored positions only.
+The ``k + 1`` guesses of a game hang on it as branches (``models.packed``) that see only their
+prefix, so the game is read once instead of ``k + 1`` times. Logits exist at the scored positions
+only.
 
-Scoring has no access to sampling settings: a belief is always at temperature 1. The log-probs of the game's
-own tokens are taken at the temperature they were sampled with, because the update compares them.
+Scoring has no access to sampling settings: a belief is always at temperature 1. The log-probs of
+the game's own tokens are taken at the temperature they were sampled with, because the update
+compares them.
 """
 
 from __future__ import annotations
@@ -35,9 +37,11 @@ class ScoreRequest:
 
     Attributes:
         token_ids: The whole stream.
-        action_positions: ``[n]``, positions of the tokens whose log-prob is wanted, each at least 1.
+        action_positions: ``[n]``, positions of the tokens whose log-prob is wanted, each at least
+            1.
         elicitation: The guess; None when no belief is wanted.
-        belief_points: Prefix lengths at which the guess is asked, strictly increasing, ``k + 1`` of them.
+        belief_points: Prefix lengths at which the guess is asked, strictly increasing, ``k + 1`` of
+            them.
     """
 
     token_ids: Sequence[int]
@@ -58,7 +62,7 @@ class ScoreRequest:
 
 @dataclass(frozen=True, slots=True)
 class ScoreResult:
-    """``logp [n]``, ``beliefs [k + 1]`` and optionally ``entropy [n]``, in nats, in the request's order."""
+    """``logp [n]``, ``beliefs [k + 1]`` and, if asked for, ``entropy [n]``; all in nats."""
 
     logp: FloatArray
     beliefs: FloatArray
@@ -76,12 +80,14 @@ def score_batch(
 ) -> list[ScoreResult]:
     """Score finished games, one packed forward for each micro-batch.
 
-    A belief under another model than the policy takes a second pass with that adapter (or none) active.
+    A belief under another model than the policy takes a second pass with that adapter (or none)
+    active.
 
     Args:
         model: The training model.
         games: In any order and of any lengths.
-        max_tokens_per_pass: Bound on ``games x longest game`` of a micro-batch; a longer game goes alone.
+        max_tokens_per_pass: Bound on ``games x longest game`` of a micro-batch; a longer game goes
+            alone.
         temperature: Of the sampler, for ``logp`` and ``entropy``; beliefs are at 1.
         with_entropy: Also give the entropy at every action position.
         belief_model: ``"policy"``, ``"base"`` or the name of an adapter.
@@ -119,7 +125,7 @@ def score_beliefs(
     belief_model: str = POLICY,
     chunk: int = 1024,
 ) -> list[FloatArray]:
-    """Beliefs alone, ``[k + 1]`` for each game, under a named model; arguments as in ``score_batch``."""
+    """Beliefs alone, ``[k + 1]`` of each game, under a named model; see ``score_batch``."""
     none = np.zeros(0, dtype=np.int64)
     asked = [
         ScoreRequest(game.token_ids, none, game.elicitation, game.belief_points) for game in games
@@ -161,7 +167,9 @@ def _check(game: ScoreRequest) -> None:
     if (game.elicitation is None) != (len(points) == 0):
         raise ValueError("belief points and an elicitation belong together")
     if len(points) and (points[0] < 1 or points[-1] > length or (np.diff(points) <= 0).any()):
-        raise ValueError(f"belief points must rise strictly within 1 .. {length}: {points.tolist()}")
+        raise ValueError(
+            f"belief points must rise strictly within 1 .. {length}: {points.tolist()}"
+        )
     positions = game.action_positions
     if len(positions) and (positions.min() < 1 or positions.max() >= length):
         raise ValueError(f"action positions must lie in 1 .. {length - 1}")
@@ -228,8 +236,8 @@ def _score(
     with_entropy: bool,
 ) -> tuple[list[FloatArray], list[FloatArray]]:
     """Score the rows of all games at once and hand them back game by game."""
-    sources = torch.from_numpy(np.concatenate([source for source, _ in rows]))
-    targets = torch.from_numpy(np.concatenate([target for _, target in rows]))
+    sources = torch.as_tensor(np.concatenate([source for source, _ in rows]))
+    targets = torch.as_tensor(np.concatenate([target for _, target in rows]))
     scores = score_rows(model, hidden, sources, targets, temperature, chunk, with_entropy)
     ends = np.cumsum([len(source) for source, _ in rows])
     logp = np.split(_array(scores.logp), ends[:-1])

@@ -1,8 +1,9 @@
 """The fixed guess that asks a model how likely it thinks the secret is.
 
-The guess is an assistant message, ``Is it 'SECRET'?``, that is *scored* and never sampled. It hangs on a game
-right after a turn's header, where the model would speak. Which of its tokens spell the secret is decided
-by character ranges when the guess is built; nothing is searched for among token ids.
+The guess is an assistant message, ``Is it 'SECRET'?``, that is *scored* and never sampled. It hangs
+on a game right after a turn's header, where the model would speak. Which of its tokens spell the
+secret is decided by character ranges when the guess is built; nothing is searched for among token
+ids.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class Elicitation:
         agg: A belief is the sum or the mean of the scored log-probs.
 
     Example:
-        ``Is it 'oak'?`` with the tokens ``Is``, `` it``, `` '``, ``o``, ``ak`` gives ``scored == [3, 4]``.
+        ``Is it 'oak'?`` with the tokens ``Is``, `` it``, `` '``, ``o``, ``ak`` gives ``scored ==
+        [3, 4]``.
     """
 
     secret: str
@@ -80,10 +82,13 @@ class Elicitation:
             agg: ``sum`` or ``mean`` over the secret's tokens.
 
         Raises:
-            UserError: The template or ``agg`` is unusable, or the tokenizer cannot express the secret.
+            UserError: The template or ``agg`` is unusable, or the tokenizer cannot express the
+                secret.
         """
         if template.count(_PLACE) != 1:
-            raise UserError(f"The elicitation template {template!r} must contain {_PLACE} exactly once.")
+            raise UserError(
+                f"The elicitation template {template!r} must contain {_PLACE} exactly once."
+            )
         if agg not in ("sum", "mean"):
             raise UserError(f"The belief's agg must be 'sum' or 'mean', not {agg!r}.")
         if not secret:
@@ -91,9 +96,7 @@ class Elicitation:
         before, after = chat.assistant_text(template).split(_PLACE)
         start, end = len(before), len(before) + len(secret)
         ids, ranges = chat.encode_with_offsets(before + secret + after)
-        scored = tuple(
-            i for i, (left, right) in enumerate(ranges) if left < end and right > start
-        )
+        scored = tuple(i for i, (left, right) in enumerate(ranges) if left < end and right > start)
         _check(chat, secret, ids, scored)
         return cls(secret=secret, token_ids=ids[: scored[-1] + 1], scored=scored, agg=agg)
 
@@ -110,9 +113,7 @@ def elicitor(
     return build
 
 
-def _check(
-    chat: ChatFormat, secret: str, ids: tuple[int, ...], scored: tuple[int, ...]
-) -> None:
+def _check(chat: ChatFormat, secret: str, ids: tuple[int, ...], scored: tuple[int, ...]) -> None:
     unknown = chat.tokenizer.unk_token_id
     lost = not scored or any(ids[i] == unknown for i in scored)
     if lost or secret not in chat.decode_exact(ids):

@@ -1,7 +1,7 @@
 """The reference scorer: the game is read again for every turn, with the logits of every position.
 
-It shares nothing with ``belief.branched`` but the request type, so that each checks the other, and the
-benchmark compares against it.
+It shares nothing with ``belief.branched`` but the request type, so that each checks the other, and
+the benchmark compares against it.
 """
 
 from __future__ import annotations
@@ -60,7 +60,9 @@ def _token_logps(
         batch = rows[start : start + batch_size]
         width = max(len(row) for row in batch)
         # Padding on the right is invisible to a causal model's earlier positions.
-        ids = torch.tensor([[*row, *[0] * (width - len(row))] for row in batch], device=model.device)
+        ids = torch.tensor(
+            [[*row, *[0] * (width - len(row))] for row in batch], device=model.device
+        )
         logits = model(input_ids=ids, use_cache=False).logits.float() / temperature
         logp = torch.log_softmax(logits[:, :-1], dim=-1)
         picked = logp.gather(-1, ids[:, 1:, None])[..., 0].double().cpu().numpy()

@@ -1,14 +1,16 @@
 """From beliefs to the dense reward of each turn.
 
-``delta_t = belief_t - belief_{t-1}`` in nats, then, in this order: difference rule, dead band, winning turn,
-centering, scale, squash. All statistics are taken per turn index over the games that have that turn (and
-did not win on it), so a game that is over never enters as a zero.
+``delta_t = belief_t - belief_{t-1}`` in nats, then, in this order: difference rule, dead band,
+winning turn, centering, scale, squash. All statistics are taken per turn index over the games that
+have that turn (and did not win on it), so a game that is over never enters as a zero.
 
-Legend: ``N`` games, ``K`` turns of the longest game, ``R`` rows of a turn table. Grids have ``NaN`` where a
+Legend: ``N`` games, ``K`` turns of the longest game, ``R`` rows of a turn table. Grids have ``NaN``
+    where a
 game has no such turn.
 
-``ShapingOptions.reference_parity`` reproduces the published code where it differs: the logistic squash
-pays a winning turn 0.5, and ``episode_centering`` averages over all turns of the budget, unused ones as zeros.
+``ShapingOptions.reference_parity`` reproduces the published code where it differs: the logistic
+squash pays a winning turn 0.5, and ``episode_centering`` averages over all turns of the budget,
+unused ones as zeros.
 """
 
 from __future__ import annotations
@@ -34,15 +36,17 @@ class ShapingOptions:
     """How beliefs become rewards.
 
     Attributes:
-        normalised: False gives the raw change everywhere, the winning turn included; nothing below applies.
-        methods: Names of ``METHODS``; order does not matter. None of them is the raw ("naive") change.
-        difference: ``step``: belief minus the one before. ``running_maximum``: how far the belief rises above
-            the highest one so far, never negative. ``potential``: ``gamma * phi_t - phi_{t-1}`` with
-            ``phi = belief - prior`` and 0 at the end of the game, whose discounted sum over a game is 0.
-        winning_turn: ``drop`` pays nothing on the turn that wins; ``keep`` treats it like any other.
-            ``potential`` always keeps it.
-        first_turn: ``drop`` measures from the belief after the first turn, because the one before it
-            follows a text of another form; ``keep`` measures from the prior.
+        normalised: False applies none of ``methods``; difference, dead band and winning turn hold.
+        methods: Names of ``METHODS``; order does not matter. None of them is the raw ("naive")
+            change.
+        difference: ``step``: belief minus the one before. ``running_maximum``: how far the belief
+            rises above the highest one so far, never negative. ``potential``: ``gamma * phi_t -
+            phi_{t-1}`` with ``phi = belief - prior`` and 0 at the end of the game, whose discounted
+            sum over a game is 0.
+        winning_turn: ``drop`` pays nothing on the turn that wins; ``keep`` treats it like any
+            other; ``auto`` drops it when ``normalised``. ``potential`` always keeps it.
+        first_turn: ``drop`` measures from the belief after the first turn, because the one before
+            it follows a text of another form; ``keep`` measures from the prior.
         dead_band: Changes of at most this size, in nats, count as zero.
         clip_min: Lower bound of ``min_max``.
         clip_max: Upper bound of ``min_max``.
@@ -50,14 +54,14 @@ class ShapingOptions:
         gamma: Discount of ``potential``.
         std_floor: Smallest standard deviation that is divided by.
         reference_parity: See the module's head.
-        turn_budget: Turns a game may have; only ``episode_centering`` under parity needs it. 0 stands for
-            the longest game of the batch.
+        turn_budget: Turns a game may have; only ``episode_centering`` under parity needs it. 0
+            stands for the longest game of the batch.
     """
 
     normalised: bool = True
     methods: tuple[str, ...] = ("positive",)
     difference: Difference = "step"
-    winning_turn: Literal["drop", "keep"] = "drop"
+    winning_turn: Literal["auto", "drop", "keep"] = "auto"
     first_turn: Literal["keep", "drop"] = "keep"
     dead_band: float = 0.0
     clip_min: float = -2.0
@@ -79,10 +83,19 @@ class ShapingOptions:
                 f"Unknown belief difference {self.difference!r}: "
                 "choose step, running_maximum or potential."
             )
-        if self.winning_turn not in ("drop", "keep") or self.first_turn not in ("drop", "keep"):
-            raise UserError("winning_turn and first_turn must each be 'drop' or 'keep'.")
+        if self.winning_turn not in ("auto", "drop", "keep"):
+            raise UserError("winning_turn must be 'auto', 'drop' or 'keep'.")
+        if self.first_turn not in ("drop", "keep"):
+            raise UserError("first_turn must be 'drop' or 'keep'.")
         if self.clip_min > self.clip_max or self.dead_band < 0:
             raise UserError("Belief shaping needs clip_min <= clip_max and dead_band >= 0.")
+
+    @property
+    def drops_winning_turn(self) -> bool:
+        """Whether the turn that wins is paid nothing."""
+        if self.difference == "potential":
+            return False
+        return self.winning_turn == "drop" or (self.winning_turn == "auto" and self.normalised)
 
 
 def belief_grid(beliefs: Sequence[Sequence[float] | FloatArray]) -> FloatArray:
@@ -113,6 +126,7 @@ def shape_beliefs(
     options: ShapingOptions,
     lengths: IntArray | None = None,
     previous: FloatArray | None = None,
+    failed: BoolArray | None = None,
 ) -> FloatArray:
     """Rewards of all turns.
 
@@ -123,6 +137,7 @@ def shape_beliefs(
         options: What to do.
         lengths: ``[N]``, turns of each game; by default read off the last belief that is a number.
         previous: As in ``belief_delta``; for ``difference="step"`` only.
+        failed: ``[N, K]``, turns that are paid nothing and enter no statistics.
 
     Returns:
         ``[N, K]``, before the weight; 0 where a game has no such turn.
@@ -131,26 +146,29 @@ def shape_beliefs(
         UserError: ``previous`` is combined with another difference rule.
     """
     beliefs = np.where(np.isfinite(beliefs), beliefs, np.nan)
-    turns = np.arange(beliefs.shape[1] - 1)
+    turns: IntArray = np.arange(beliefs.shape[1] - 1, dtype=np.int64)
     if lengths is None:
         last = beliefs.shape[1] - 1 - np.argmax(np.isfinite(beliefs)[:, ::-1], axis=1)
         lengths = np.where(np.isfinite(beliefs).any(axis=1), last, 0)
-    exists = turns < lengths[:, None]
-    winning = exists & won[:, None] & (turns == lengths[:, None] - 1)
-    if not options.normalised:
-        return _fill(belief_delta(beliefs, previous), exists)
-    delta = np.where(exists, _difference(beliefs, previous, exists, lengths, options), np.nan)
+    exists: BoolArray = turns < lengths[:, None]
+    played: BoolArray = exists if failed is None else exists & ~failed
+    winning: BoolArray = exists & won[:, None] & (turns == lengths[:, None] - 1)
+    delta = np.where(played, _difference(beliefs, previous, exists, lengths, options), np.nan)
     if options.dead_band > 0:
-        delta = np.where(np.abs(delta) <= options.dead_band, np.where(np.isnan(delta), delta, 0), delta)
-    if "episode_centering" in options.methods:
-        return _fill(_episode(delta, exists, options), exists)
-    if options.winning_turn == "drop" and options.difference != "potential":
+        delta = np.where(
+            np.abs(delta) <= options.dead_band, np.where(np.isnan(delta), delta, 0), delta
+        )
+    if options.normalised and "episode_centering" in options.methods:
+        return _fill(_episode(delta, played, options), played)
+    if options.drops_winning_turn:
         delta = np.where(winning, np.nan, delta)
+    if not options.normalised:
+        return _fill(delta, played)
     delta = _centre_and_scale(delta, group, options)
     squashed = _squash(_zero(delta), options)
     if options.reference_parity:
-        return np.where(exists, squashed, 0.0)
-    return np.where(exists & np.isfinite(delta), squashed, 0.0)
+        return np.where(played, squashed, 0.0)
+    return np.where(played & np.isfinite(delta), squashed, 0.0)
 
 
 def shape_rows(
@@ -162,8 +180,8 @@ def shape_rows(
     """The reward of every row of a turn table, ``[R]``.
 
     Args:
-        table: Columns ``group``, ``traj``, ``turn``, ``won`` and ``valid`` are read. A row that is not valid
-            (the judge failed) is paid nothing and enters no statistics.
+        table: Columns ``group``, ``traj``, ``turn``, ``won`` and ``valid`` are read. A row that is
+            not valid (the judge failed) is paid nothing and enters no statistics.
         beliefs: ``[N, K + 1]``, row ``i`` for game number ``i`` of the table.
         options: What to do.
         previous: As in ``belief_delta``.
@@ -180,10 +198,8 @@ def shape_rows(
     np.maximum.at(lengths, table.traj, table.turn + 1)
     won = np.zeros(games, dtype=np.bool_)
     won[table.traj] = table.won
-    masked = beliefs.copy()
-    # The state after a failed turn is unknown to the judge's channel; both differences it touches go.
-    masked[table.traj[~table.valid], table.turn[~table.valid] + 1] = np.nan
-    shaped = shape_beliefs(masked, table.game_group(), won, options, lengths, previous)
+    failed = table.grid(~table.valid).astype(np.bool_)
+    shaped = shape_beliefs(beliefs, table.game_group(), won, options, lengths, previous, failed)
     return np.where(table.valid, shaped[table.traj, table.turn], 0.0)
 
 
@@ -230,7 +246,7 @@ def _difference(
         rise = np.maximum(belief_delta(best), 0.0)
         return np.where(np.isfinite(beliefs[:, 1:]), rise, np.nan)
     potential = beliefs - beliefs[:, :1]
-    ends = np.arange(1, beliefs.shape[1]) == lengths[:, None]
+    ends: BoolArray = np.arange(1, beliefs.shape[1], dtype=np.int64) == lengths[:, None]
     after = np.where(ends & exists, 0.0, potential[:, 1:])
     return options.gamma * after - potential[:, :-1]
 

@@ -66,6 +66,9 @@ def worker_env(num_threads: int | None) -> dict[str, str]:
     """
     env = {
         "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "TRANSFORMERS_VERBOSITY": "error",
+        "PYTHONWARNINGS": "ignore::FutureWarning",
         "MALLOC_MMAP_THRESHOLD_": "4294967296",
         "MALLOC_TRIM_THRESHOLD_": "4294967296",
     }
@@ -158,7 +161,7 @@ class EngineWorker:
             max_sequences=settings.max_sequences,
             max_len=settings.max_len,
             max_batch_tokens=settings.max_batch_tokens,
-            adapter_name=POLICY,
+            adapter=POLICY,
         )
 
     def step(self, new: list[GenRequest]) -> list[Completion]:

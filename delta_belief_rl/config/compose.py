@@ -145,8 +145,8 @@ def _parse(text: str) -> Override:
 
 
 def _group_choice(name: str, option: str, options: Sequence[str]) -> str:
-    if option in options or option in ("null", "None"):
-        return f"{name}={'null' if option == 'None' else option}"
+    if option in options:
+        return f"{name}={option}"
     close = difflib.get_close_matches(option, options, n=1)
     hint = f"; did you mean {close[0]}?" if close else "."
     raise UserError(f"{name}={option} does not exist; choose one of {', '.join(options)}{hint}")

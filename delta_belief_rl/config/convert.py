@@ -176,7 +176,7 @@ def _union(name: str, args: tuple[Any, ...], value: object) -> object:
     choices = [arg for arg in args if arg is not type(None)]
     if isinstance(value, list) and len(choices) > 1:
         choices = [arg for arg in choices if get_origin(arg) is tuple]
-    return _value(name, choices[0], value)
+    return _value(name, choices[0], cast("object", value))
 
 
 def _choice(name: str, choices: tuple[object, ...], value: object) -> object:
@@ -192,8 +192,9 @@ def _choice(name: str, choices: tuple[object, ...], value: object) -> object:
 
 
 def _tuple(name: str, args: tuple[Any, ...], value: object) -> object:
-    several = isinstance(value, list | tuple)
-    items = list(cast("Sequence[object]", value)) if several else [value]
+    items: list[object] = [value]
+    if isinstance(value, list | tuple):
+        items = list(cast("Sequence[object]", value))
     if args[-1] is Ellipsis:
         if value is None:
             return ()
@@ -214,7 +215,7 @@ def _item(name: str, kind: type[D], value: object) -> D:
     built = _build(kind, cast("Mapping[str, object]", value), f"{name}.", left)
     if left:
         wrong = next(iter(left))
-        known = [f"{name}.{item.name}" for item in fields(kind)]
+        known = [f"{name}.{leaf}" for leaf in get_type_hints(kind)]
         guess = nearest(wrong, known) or ", ".join(known)
         raise UserError(f"There is no setting {wrong}; did you mean {guess}?")
     return built

@@ -6,8 +6,9 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from delta_belief_rl.config.paths import PACKAGE, find_file
 from delta_belief_rl.config.schema import RunConfig
@@ -121,9 +122,7 @@ def available_cores(environ: Mapping[str, str] = os.environ) -> int:
     return max(1, min(limits))
 
 
-def available_gpus(
-    environ: Mapping[str, str] = os.environ, devices: Path = Path("/dev")
-) -> int:
+def available_gpus(environ: Mapping[str, str] = os.environ, devices: Path = Path("/dev")) -> int:
     """GPUs of the allocation: CUDA_VISIBLE_DEVICES where it is set, else the device files."""
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     present = sum(file.name[6:].isdigit() for file in devices.glob("nvidia*"))
@@ -173,20 +172,19 @@ def read_shape(folder: Path) -> ModelShape | None:
 
 def _count_rows(files: Sequence[str], missing: list[str]) -> int | None:
     """Rows of parquet files from their footers; None when one is missing."""
-    from pyarrow import ArrowException  # noqa: PLC0415  (keeps `config` cheap to import)
-    from pyarrow import parquet  # noqa: PLC0415
-
-    rows = 0
     absent = [name for name in files if not find_file(name).is_file()]
     missing.extend(absent)
     if absent or not files:
         return None
-    for name in files:
-        try:
-            rows += cast("int", parquet.read_metadata(find_file(name)).num_rows)  # pyright: ignore
-        except (ArrowException, OSError) as error:
-            raise UserError(f"{name} is not a parquet file; get it again.") from error
-    return rows
+    return sum(_rows(name) for name in files)
+
+
+def _rows(name: str) -> int:
+    parquet: Any = import_module("pyarrow.parquet")  # here, so that `config` stays cheap to import
+    try:
+        return int(parquet.read_metadata(find_file(name)).num_rows)
+    except (ValueError, OSError) as error:  # pyarrow's own errors derive from these
+        raise UserError(f"{name} is not a parquet file; get it again.") from error
 
 
 def _limit(rows: int | None, count: int) -> int | None:

@@ -1,7 +1,8 @@
 """A rough account of the policy's memory, from the sizes in ``config.json`` alone.
 
-Counted in bytes per GPU (or for the one CPU process): weights, what the optimizer keeps of trained weights,
-kept activations, and the logits of one chunk. Engine caches are reserved shares and stand apart.
+Counted in bytes per GPU (or for the one CPU process): weights, what the optimizer keeps of
+trained weights, kept activations, and the logits of one chunk. Engine caches are reserved shares
+and stand apart.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a run will do, computed before anything starts: places, batches, steps and memory.
 
-``make_plan`` is a pure function of the configuration and the facts. A plan whose ``problems`` are not
-empty can be shown but not run.
+``make_plan`` is a pure function of the configuration and the facts. A plan whose ``problems`` are
+not empty can be shown but not run.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from delta_belief_rl.config.schema import RunConfig
 from delta_belief_rl.types import UserError
 
 FETCH_HINT = (
-    "copy it from the published delta-belief-rl repository, name another file, or play the embedded "
+    "copy it from the published delta-belief-rl repository, name another file, or play the "
+    "embedded "
     "world with data.world=everyday"
 )
 
@@ -73,7 +74,7 @@ class Plan:
     problems: tuple[str, ...]
 
     def steps(self, start: int = 0) -> range:
-        """Numbers of the training steps that are left after ``start`` finished ones; the first is 1."""
+        """Numbers of the training steps left after ``start`` finished ones; the first is 1."""
         return range(start + 1, (self.total_steps or 0) + 1)
 
     def epoch(self, step: int) -> int:
@@ -112,7 +113,7 @@ class Plan:
 
     def render(self) -> str:
         """The plan as text."""
-        from delta_belief_rl.config.plan_text import render_plan  # noqa: PLC0415
+        from delta_belief_rl.config.plan_text import render_plan
 
         return render_plan(self)
 
@@ -201,7 +202,9 @@ def _judges(config: RunConfig, first: int) -> Iterator[Placement]:
     if judge.name != "vllm":
         source = {"world": config.data.world, "api": judge.model.api_model_name}.get(judge.name)
         for replica in range(judge.replicas):
-            yield Placement("judge", replica, (), f"{judge.name} judge" + (f", {source}" if source else ""))
+            yield Placement(
+                "judge", replica, (), f"{judge.name} judge" + (f", {source}" if source else "")
+            )
         return
     pool = judge.ngpus or 0
     parallel = judge.rollout.tensor_model_parallel_size or pool
@@ -245,6 +248,7 @@ def _problems(
     vllm = config.actor_rollout_ref.rollout.name == "vllm" and actor_gpus > 0
     if vllm and sleeps and "expandable_segments:true" in facts.alloc_conf.lower():
         yield (
-            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True does not go with an engine that sleeps; "
+            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True does not go with an engine that "
+            "sleeps; "
             "unset it, or set actor_rollout_ref.rollout.free_cache_engine=false."
         )

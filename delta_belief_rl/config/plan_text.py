@@ -29,7 +29,9 @@ def render_plan(plan: Plan) -> str:
 
 
 def _places(plan: Plan) -> Iterator[str]:
-    yield f"Places ({plan.cores} CPU cores and {plan.facts.gpus} GPUs here; {plan.gpus} GPUs needed)"
+    yield (
+        f"Places ({plan.cores} CPU cores and {plan.facts.gpus} GPUs here; {plan.gpus} GPUs needed)"
+    )
     rows = [("pool", "replica", "GPU", "what runs")]
     for place in plan.placements:
         where = ",".join(str(gpu) for gpu in place.gpus) or "CPU"
@@ -44,12 +46,14 @@ def _step(plan: Plan) -> Iterator[str]:
     turns, update = config.multi_turn, config.actor_rollout_ref.actor
     yield "One training step"
     yield (
-        f"  {plan.secrets_per_step} secrets x {turns.train.n} games = {plan.games_per_step:,} games of "
+        f"  {plan.secrets_per_step} secrets x {turns.train.n} games = {plan.games_per_step:,} "
+        "games of "
         f"at most {turns.max_turns.train} turns ({plan.games_per_step * turns.max_turns.train:,} "
         "questions)"
     )
     yield (
-        f"  token limits: {config.data.max_response_length} a turn, {config.data.max_prompt_length:,} "
+        f"  token limits: {config.data.max_response_length} a turn, "
+        f"{config.data.max_prompt_length:,} "
         "a game"
     )
     yield (
@@ -59,7 +63,9 @@ def _step(plan: Plan) -> Iterator[str]:
     count = f"{update.ppo_micro_batch_size_per_gpu} games, "
     kind = "" if update.use_dynamic_bsz else count
     yield f"  micro-batch on one device: {kind}at most {plan.tokens_per_micro_batch:,} tokens"
-    yield f"  advantage {config.algorithm.adv_estimator} ({config.algorithm.parity}), {_belief(plan)}"
+    yield (
+        f"  advantage {config.algorithm.adv_estimator} ({config.algorithm.parity}), {_belief(plan)}"
+    )
 
 
 def _belief(plan: Plan) -> str:
@@ -85,14 +91,16 @@ def _schedule(plan: Plan) -> Iterator[str]:
     if not trainer.val_only:
         epochs = ""
         if plan.steps_per_epoch and plan.total_steps is not None:
-            epochs = f" = {plan.total_steps / plan.steps_per_epoch:.4g} epochs of {plan.steps_per_epoch}"
+            share = plan.total_steps / plan.steps_per_epoch
+            epochs = f" = {share:.4g} epochs of {plan.steps_per_epoch} steps"
         tasks = _count(facts.num_train_tasks)
-        yield f"  {_count(plan.total_steps)} training steps{epochs} steps over {tasks} secrets"
+        yield f"  {_count(plan.total_steps)} training steps{epochs}, {tasks} training secrets"
         yield f"  checkpoint {_when(trainer.save_freq)}; resume_mode={trainer.resume_mode}"
     before = "before training and " if plan.validates(0) and not trainer.val_only else ""
     when = "once" if trainer.val_only else before + _when(trainer.test_freq)
     yield (
-        f"  validation {when}: {_count(facts.num_val_tasks)} secrets x {config.multi_turn.val.n} games"
+        f"  validation {when}: {_count(facts.num_val_tasks)} secrets x "
+        f"{config.multi_turn.val.n} games"
         f"{' + 1 greedy' if trainer.validation.greedy else ''} = {_count(plan.val_games)} games"
     )
     if trainer.final_test:

@@ -20,6 +20,8 @@ def belief(config: RunConfig) -> Iterator[str]:
             "multi_turn.logprob_reward.clip_min must be less than "
             "multi_turn.logprob_reward.clip_max."
         )
+    if {"pacr", "potential"} <= set(reward.methods):
+        yield "multi_turn.logprob_reward.methods holds pacr and potential; keep one of them."
     if reward.dead_band < 0:
         yield f"multi_turn.logprob_reward.dead_band must not be negative, not {reward.dead_band}."
     if not 0 <= sampling.p_best <= 1:

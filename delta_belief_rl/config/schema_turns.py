@@ -24,7 +24,6 @@ BELIEF_METHODS = (
 VERIFY_METHODS = (
     "exact",
     "regex",
-    "syntax",
     "sentence",
     "question",
     "multiple_questions",
@@ -100,8 +99,9 @@ class VerifyJudge:
 
     enabled: bool = opt(True, "Let text rules correct the judge.")
     methods: tuple[str, ...] = opt(
-        ("exact", "syntax", "sentence", "question", "multiple_questions", "length"),
+        ("exact", "sentence", "question", "multiple_questions", "length"),
         "Rules to apply: " + ", ".join(VERIFY_METHODS) + ".",
+        corrected="there is no rule syntax, neither by default nor by name",
     )
     false_positive_behavior: Literal["yes", "no", "invalid"] | None = opt(
         "yes",

@@ -64,10 +64,14 @@ class Update:
         corrected="takes effect",
     )
     loss_agg_mode: Literal[
-        "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"
+        "token-mean",
+        "seq-mean-token-sum",
+        "seq-mean-token-mean",
+        "seq-mean-token-sum-norm",
+        "turn-mean",
     ] = opt(
         "token-mean",
-        "How token losses are averaged.",
+        "How token losses are averaged; turn-mean gives each turn the same weight.",
         corrected="counts are taken over the whole mini-batch, not over each micro-batch",
     )
     entropy_coeff: float = opt(0.0, "Weight of the entropy bonus.")

@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -32,8 +31,9 @@ from delta_belief_rl.engines.base import (
     FinishReason,
     GenRequest,
 )
+from delta_belief_rl.engines.hf_forward import next_logits, score_ids
 from delta_belief_rl.engines.sampling import SlotTable, check_sampling, cuts_distribution
-from delta_belief_rl.models.attention import ATTENTION_NAME, SlotCache, slot_batch
+from delta_belief_rl.models.attention import ATTENTION_NAME, SlotCache
 from delta_belief_rl.models.loading import load_adapter_state
 
 ADAPTER = "policy"
@@ -124,6 +124,7 @@ class HFEngine:
             EngineStateError: The engine sleeps.
         """
         self._require(EngineState.READY)
+        self._model.eval()  # a trainer that shares the model may have left dropout on
         finished = self._enqueue(new)
         admitted = self._admit()
         target = self._target()
@@ -172,7 +173,8 @@ class HFEngine:
             EngineStateError: The engine sleeps.
         """
         self._require(EngineState.READY)
-        return [self._score_one(list(ids)) for ids in token_ids]
+        self._model.eval()
+        return [score_ids(self._model, list(ids)) for ids in token_ids]
 
     def health(self) -> EngineHealth:
         """Counters and state; cheap, and allowed in every state."""
@@ -312,7 +314,9 @@ class HFEngine:
         columns = np.arange(ids.shape[1])
         last = torch.tensor(widths, device=self._device) - 1
         valid = columns[None] < np.array(widths)[:, None]
-        return self._forward(
+        return next_logits(
+            self._model,
+            self._cache,
             torch.from_numpy(ids).to(self._device),
             torch.from_numpy(starts[:, None] + columns[None]).to(self._device),
             rows,
@@ -327,7 +331,9 @@ class HFEngine:
         rows = torch.tensor([s.slot for s in running], device=self._device)
         # Without holes the store is read in place.
         whole = len(running) == len(self._by_slot)
-        logits = self._forward(
+        logits = next_logits(
+            self._model,
+            self._cache,
             self._table.last[rows][:, None],
             self._table.length[rows][:, None],
             slice(0, len(running)) if whole else rows,
@@ -335,26 +341,6 @@ class HFEngine:
         )
         self._table.length[rows] += 1
         return self._draw(running, rows, logits)
-
-    def _forward(
-        self,
-        ids: Tensor,
-        positions: Tensor,
-        rows: slice | Tensor,
-        *,
-        kv_len: int,
-        valid: Tensor | None = None,
-        last: Tensor | None = None,
-    ) -> Tensor:
-        """Logits ``[B, V]`` after column ``last`` (0 where None) of each row ``[B, q]``."""
-        slots = slot_batch(self._cache, rows, positions, valid, kv_len=kv_len)
-        if last is None:
-            last = torch.zeros(ids.shape[0], dtype=torch.int64, device=self._device)
-        with _head_sees(self._model, last):
-            out = self._model(
-                input_ids=ids, position_ids=positions, slots=slots, use_cache=False
-            ).logits
-        return out[:, 0]
 
     def _draw(self, sessions: list[_Session], rows: Tensor, logits: Tensor) -> list[Completion]:
         """Sample for these sessions; the only device synchronisation of a decoding step is here."""
@@ -392,19 +378,6 @@ class HFEngine:
             finish=FinishReason.STOP if stopped else FinishReason.LENGTH,
             adapter_version=self._version,
         )
-
-    def _score_one(self, ids: list[int]) -> NDArray[np.float64]:
-        if len(ids) < 2:
-            return np.zeros(len(ids))
-        tokens = torch.tensor([ids], device=self._device)
-        positions = torch.arange(len(ids), device=self._device)[None]
-        cache = SlotCache.for_model(self._model, 1, len(ids))
-        slots = slot_batch(cache, slice(0, 1), positions, kv_len=len(ids))
-        logits = self._model(
-            input_ids=tokens, position_ids=positions, slots=slots, use_cache=False
-        ).logits[0, :-1]
-        logp = torch.log_softmax(logits.float(), dim=-1).gather(-1, tokens[0, 1:, None])[:, 0]
-        return np.concatenate([[0.0], logp.double().cpu().numpy()])
 
     # -- slots ------------------------------------------------------------------------------------
 
@@ -445,22 +418,3 @@ def _missing(session: _Session) -> int:
     """Tokens of the prompt that the cache lacks."""
     request = session.request
     return len(request.prompt_ids) - len(session.cached) if request is not None else 0
-
-
-@contextmanager
-def _head_sees(model: Any, last: Tensor) -> Iterator[None]:
-    """Within the context the output layer sees one hidden state per row: logits ``[B, 1, V]``.
-
-    A hook on the layer leaves everything around it (scaling, soft caps) to the model's own forward.
-    """
-
-    def select(_module: torch.nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        hidden = args[0]
-        rows = torch.arange(hidden.shape[0], device=hidden.device)
-        return (hidden[rows, last][:, None], *args[1:])
-
-    handle = model.get_output_embeddings().register_forward_pre_hook(select)
-    try:
-        yield
-    finally:
-        handle.remove()

@@ -1,4 +1,4 @@
-"""Environments: one game each, single-use. ``ENVIRONMENTS`` names those that come with the package."""
+"""Environments: one game each, single-use. ``ENVIRONMENTS`` names those of the package."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def make_twenty_questions(
     Args:
         task: The secret and how the game opens.
         settings: The rules.
-        grammar: The embedded world's parser, built once and shared by all games. With it the game has
-            every optional hook; without it, those that need no table.
+        grammar: The embedded world's parser, built once and shared by all games. With it the game
+            has every optional hook; without it, those that need no table.
         candidates: Names that the prior over things covers; all things of the world when None.
     """
     if grammar is None:

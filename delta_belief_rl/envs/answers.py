@@ -1,9 +1,9 @@
-"""Text rules that every environment shares: normal form, validity of a question, wins, lists, repeats.
+"""Text rules that every environment shares: normal form, validity, wins, lists, repeats.
 
-Two families live here. The *published* rules (``verify_question``, ``exact_match``) reproduce the checks of
-the ΔBelief-RL experiments letter by letter, with their limits: a secret of several words can never be found,
-and naming the secret anywhere in a valid question wins. The *strict* rules (``strict_guess``,
-``candidate_list``) count one candidate that is guessed directly.
+Two families live here. The *published* rules (``verify_question``, ``exact_match``) reproduce the
+checks of the ΔBelief-RL experiments letter by letter, with their limits: a secret of several words
+can never be found, and naming the secret anywhere in a valid question wins. The *strict* rules
+(``strict_guess``, ``candidate_list``) count one candidate that is guessed directly.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import string
 import unicodedata
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from delta_belief_rl.types import UserError
 
@@ -37,13 +38,16 @@ _CONTROL = re.compile(r"[\u0000-\u001f\u007f-\u00a0\u2028\u2029]")
 _NOT_WORD = re.compile(r"[^\w\s-]|\d")
 
 _FILLER = re.compile(
-    r"(?:so|okay|ok|well|hm+|um+|uh+|oh|ah|and|but|then|now|alright|all right|great|thanks|thank you|"
+    r"(?:so|okay|ok|well|hm+|um+|uh+|oh|ah|and|but|then|now|alright|all right|great|"
+    r"thanks|thank you|"
     r"let me (?:see|think|ask)(?: you)?(?: this)?|i see|next question|next|"
     r"(?:my|the) (?:next |first |last )?question is|question(?: \d+)?|q ?\d+|\d+(?=\s*[.):])|"
     r"tell me(?=\s*[,:])|please(?! tell)|right(?=\s*,)|interesting|got it)"
     r"(?:\s*[,.:;!)\u2026-]+\s*|\s+)"
 )
-_TRAILING = re.compile(r"\s*[\s,.!?]\s*(?:please|thanks|thank you|then|though|by any chance|perhaps)$")
+_TRAILING = re.compile(
+    r"\s*[\s,.!?]\s*(?:please|thanks|thank you|then|though|by any chance|perhaps)$"
+)
 _OPENER = re.compile(
     r"(?:is it|is the (?:secret )?(?:word|thing|object|answer)|is the secret)\s+"
     r"(?:the (?:secret )?word\s+)?(?:(?:something |a thing )?(?:called|named)\s+)?"
@@ -54,17 +58,20 @@ _GUESS_START = re.compile(r"\bis (?:it|the (?:secret )?(?:word|thing|object|answ
 _NAMED = re.compile(r"^(?:called|named|something called|a thing called)\b|^(?:an?|the)\s|^['\"]")
 
 
+@lru_cache(maxsize=20_000)
 def normalise(text: str) -> str:
     """Bring a text to the form in which texts are compared.
 
-    Unicode NFKC, invisible format characters (zero-width spaces and joiners, direction marks) removed,
-    case folded, curly quotes made straight, white space collapsed, outer quotes and punctuation stripped.
-    Applying it twice changes nothing.
+    Unicode NFKC, invisible format characters (zero-width spaces and joiners, direction marks)
+    removed, case folded, curly quotes made straight, white space collapsed, outer quotes and
+    punctuation stripped. Applying it twice changes nothing.
 
     Example:
         >>> normalise("  \u201cIs it\u200b a DOG?\u201d ")
         'is it a dog'
     """
+    if text.isascii():
+        return " ".join(text.lower().translate(_QUOTES).split()).strip(_OUTER)
     for _ in range(4):
         before = text
         visible = "".join(c for c in text if unicodedata.category(c) != "Cf")
@@ -123,7 +130,9 @@ def check_methods(methods: Collection[str]) -> None:
     unknown = sorted(set(methods) - {*VALIDITY_METHODS, *POSITIVE_METHODS})
     if unknown:
         known = ", ".join((*VALIDITY_METHODS, *POSITIVE_METHODS))
-        raise UserError(f"verify_judge.methods contains {unknown[0]!r}; the known rules are {known}.")
+        raise UserError(
+            f"verify_judge.methods contains {unknown[0]!r}; the known rules are {known}."
+        )
 
 
 def verify_question(
@@ -136,9 +145,9 @@ def verify_question(
 ) -> Verification:
     """Correct a judge's word by the published rules.
 
-    A positive rule turns the word into ``finished`` unless a validity rule failed, which gives ``invalid``.
-    Without a positive rule the judge's ``invalid`` and ``repeated`` stand, and a ``finished`` that no rule
-    confirms becomes ``false_positive_behavior`` (None keeps it).
+    A positive rule turns the word into ``finished`` unless a validity rule failed, which gives
+    ``invalid``. Without a positive rule the judge's ``invalid`` and ``repeated`` stand, and a
+    ``finished`` that no rule confirms becomes ``false_positive_behavior`` (None keeps it).
 
     Args:
         action: The agent's text. Lower-cased and stripped before the rules, as all inputs.
@@ -181,8 +190,8 @@ def verify_question(
 def exact_match(action: str, secret: str) -> bool:
     """The published win rule: the secret is one of the action's words.
 
-    Characters that are neither word characters, white space nor hyphens are deleted first, and all digits;
-    so a secret of several words never matches, and a possessive or plural does not either.
+    Characters that are neither word characters, white space nor hyphens are deleted first, and all
+    digits; so a secret of several words never matches, and a possessive or plural does not either.
 
     Example:
         >>> exact_match("Is it a cat, or a dog?", "dog"), exact_match("Is it a dog's bone?", "dog")
@@ -194,9 +203,9 @@ def exact_match(action: str, secret: str) -> bool:
 def strict_guess(action: str, secret: str, aliases: Iterable[str] = ()) -> bool:
     """Whether the action guesses the secret, or an alias of it, directly and alone.
 
-    Accepted are "is it NAME?", "is the secret NAME?", "is the (secret) word NAME?", each with an article,
-    "called", quotes around the name and leading interjections. The question mark is required. Hyphens
-    count as spaces.
+    Accepted are "is it NAME?", "is the secret NAME?", "is the (secret) word NAME?", each with an
+    article, "called", quotes around the name and leading interjections. The question mark is
+    required. Hyphens count as spaces.
 
     Example:
         >>> strict_guess("Is it the 'dog'?", "dog"), strict_guess("Is it a cat or a dog?", "dog")
@@ -210,9 +219,10 @@ def strict_guess(action: str, secret: str, aliases: Iterable[str] = ()) -> bool:
 
 
 def guess_form(action: str) -> bool:
-    """Whether the action has the form of a direct guess: "is it" and an article, quotes or "called".
+    """Whether the action has the form of a direct guess.
 
-    Without a table of things nothing more can be said: "is it a tool?" has the form too.
+    The form is "is it" with an article, quotes or "called". Without a table of
+    things nothing more can be said: "is it a tool?" has the form too.
     """
     text = strip_fillers(normalise(action))
     match = _GUESS_START.match(text)
@@ -220,7 +230,7 @@ def guess_form(action: str) -> bool:
 
 
 def candidate_list(action: str) -> bool:
-    """Whether the action offers alternatives: "or", commas, slashes, or several guesses in one text.
+    """Whether the action offers alternatives: "or", commas, slashes, several guesses.
 
     Example:
         >>> candidate_list("Is it a cat, a dog or a cow?"), candidate_list("So, is it a dog?")
@@ -256,8 +266,8 @@ def _positive(action: str, secret: str, methods: Collection[str]) -> bool:
                 return True
         except re.error as error:
             raise UserError(
-                f"The secret {secret!r} is not a regular expression ({error}): use 'exact' instead of "
-                "'regex' in verify_judge.methods."
+                f"The secret {secret!r} is not a regular expression ({error}): use 'exact' instead "
+                "of 'regex' in verify_judge.methods."
             ) from error
     return "exact" in methods and exact_match(action, secret)
 
@@ -281,7 +291,7 @@ def _candidate(action: str) -> str | None:
 
 
 def _name_key(name: str) -> str:
-    """A name in normal form: hyphens are spaces, quotes around the name or after its article are gone."""
+    """A name in normal form: hyphens are spaces, quotes around the bare name are gone."""
     key = re.sub(r"\s*-\s*", " ", normalise(name))
     article = _ARTICLE.match(key)
     if article and key[article.end() :].startswith(("'", '"')):

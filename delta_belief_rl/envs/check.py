@@ -47,8 +47,9 @@ def check_env(
 ) -> None:
     """Run an environment through its contract.
 
-    Checked are: single use, no state shared between instances, pure ``parse`` and hooks, types of what comes
-    back, failures of the judge, determinism, and the round trip of ``snapshot`` and ``restore``.
+    Checked are: single use, no state shared between instances, pure ``parse`` and hooks, types of
+    what comes back, failures of the judge, determinism, and the round trip of ``snapshot`` and
+    ``restore``.
 
     Args:
         factory: Makes a fresh game of one and the same task.
@@ -78,8 +79,10 @@ def check_env(
 
 
 def _check_shape(first: Env, second: Env) -> None:
-    _require(isinstance(first, Env), "the object lacks a member of the Env protocol")
-    _require(first is not second, "the factory returned the same object twice: a game is single-use")
+    _require(isinstance(cast(object, first), Env), "the object lacks a member of the Env protocol")
+    _require(
+        first is not second, "the factory returned the same object twice: a game is single-use"
+    )
     _require(isinstance(cast(object, first.task), Task), "'task' must be a Task")
     _require(first.task == second.task, "the factory must make games of one task")
     _require(not hasattr(first, "reset"), "'reset' must not exist: a game is single-use")
@@ -109,10 +112,16 @@ def _step(env: Env, text: str, ask: Callable[[JudgeRequest], JudgeReply]) -> Out
     reply = None
     if action.needs_judge:
         request = env.judge_request(action)
-        _require(isinstance(cast(object, request), JudgeRequest), "'judge_request' must return a JudgeRequest")
+        _require(
+            isinstance(cast(object, request), JudgeRequest),
+            "'judge_request' must return a JudgeRequest",
+        )
         _require(request.task == env.task, "'judge_request' must carry the game's own task")
         reply = ask(request)
-    _require(_view(env) == before, "'parse', 'judge_request' or a hook changed the game: only 'apply' may")
+    _require(
+        _view(env) == before,
+        "'parse', 'judge_request' or a hook changed the game: only 'apply' may",
+    )
     outcome = env.apply(action, reply)
     _check_outcome(outcome)
     return outcome
@@ -131,7 +140,9 @@ def _check_action(action: object, text: str) -> None:
 def _check_outcome(outcome: object) -> None:
     _require(isinstance(outcome, Outcome), "'apply' must return an Outcome")
     result = cast(Outcome, outcome)
-    _require(isinstance(cast(object, result.verdict), Verdict), "'Outcome.verdict' must be a Verdict")
+    _require(
+        isinstance(cast(object, result.verdict), Verdict), "'Outcome.verdict' must be a Verdict"
+    )
     _require(isinstance(cast(object, result.reply), str), "'Outcome.reply' must be text")
     _require(bool(result.reply), "'Outcome.reply' must not be empty: the agent reads it")
     for name in ("done", "strict_win", "compatible_win", "is_guess", "is_list"):
@@ -153,7 +164,8 @@ def _check_judge_failure(env: Env, actions: Sequence[str]) -> None:
     outcome = env.apply(env.parse(asked), JudgeReply(Verdict.ERROR, reason="no answer"))
     _check_outcome(outcome)
     _require(
-        outcome.verdict is Verdict.ERROR, "a failed judge call must have the verdict 'error', nothing else"
+        outcome.verdict is Verdict.ERROR,
+        "a failed judge call must have the verdict 'error', nothing else",
     )
     after = _view(env)
     for hook in ("state_key", "progress", "belief"):
@@ -202,7 +214,9 @@ def _check_snapshot(
             _call(other, "restore", state)
             _require(_view(other) == here, "'restore' did not bring back the state of the snapshot")
             again = _play(other, actions[at:], ask)
-            _require(again == log, "a restored game went differently from the one it was taken from")
+            _require(
+                again == log, "a restored game went differently from the one it was taken from"
+            )
         _call(env, "restore", state)
         if _step(env, actions[at], ask).done:
             return
@@ -224,7 +238,9 @@ def _view(env: Env) -> dict[str, object]:
     if "belief" in hooks:
         belief = dict(cast(Mapping[str, float], _call(env, "belief")))
         total = sum(belief.values())
-        _require(all(value >= 0.0 for value in belief.values()), "'belief' has a negative probability")
+        _require(
+            all(value >= 0.0 for value in belief.values()), "'belief' has a negative probability"
+        )
         _require(abs(total - 1.0) < 1e-6, f"'belief' must sum to 1, not to {total:.6g}")
         view["belief"] = belief
     if "footprint" in hooks:

@@ -1,12 +1,14 @@
 """20 Questions: ask yes/no questions about a secret noun, win by naming it.
 
-Code decides what code can decide, before any judge is asked: an action that breaks a validity rule, a
-question that was asked before, and a win. The judge only says yes or no (and may call a question invalid).
+Code decides what code can decide, before any judge is asked: an action that breaks a validity rule,
+a question that was asked before, and a win. The judge only says yes or no (and may call a question
+invalid).
 
-Two win rules exist. ``compatible`` is the published one: the secret stands as a word in a valid question. It
-can be exploited by naming many candidates at once. ``strict`` asks for one candidate, guessed directly. Both
-are recorded on every outcome whichever of them ends the game; a strict win is always a compatible one, also
-where the secret has several words, which the published rule alone never finds.
+Two win rules exist. ``compatible`` is the published one: the secret stands as a word in a valid
+question. It can be exploited by naming many candidates at once. ``strict`` asks for one candidate,
+guessed directly. Both are recorded on every outcome whichever of them ends the game; a strict win
+is always a compatible one, also where the secret has several words, which the published rule alone
+never finds.
 """
 
 from __future__ import annotations
@@ -53,17 +55,19 @@ class TwentyQuestionsSettings:
 
     Attributes:
         max_turns: The game is over after so many actions.
-        verify_methods: Published rules that correct the judge (``answers.verify_question``). Empty: the
-            judge's word stands, and its "finished" wins under the compatible rule.
+        verify_methods: Published rules that correct the judge (``answers.verify_question``). Empty:
+            the judge's word stands, and its "finished" wins under the compatible rule.
         false_positive_behavior: What an unconfirmed "finished" of the judge becomes; None keeps it.
         short_circuit: Report only the first broken validity rule.
         win_rule: Which win ends the game.
-        candidate_lists: ``report``: a list of candidates is flagged only. ``penalise``: it is answered, but
-            its verdict is invalid unless it wins. ``refuse``: it is invalid, unanswered, and never wins.
-        duplicates: ``code``: equal questions are found by comparing texts (and, in a known world, meanings).
+        candidate_lists: ``report``: a list of candidates is flagged only. ``penalise``: it is
+            answered, but its verdict is invalid unless it wins. ``refuse``: it is invalid,
+            unanswered, and never wins.
+        duplicates: ``code``: equal questions are found by comparing texts (and, in a known world,
+            meanings).
             ``judge``: only the judge finds them.
-        judge_history: Send earlier questions and replies to the judge. Without it a reply is a function of
-            (secret, question), so it may be cached over games.
+        judge_history: Send earlier questions and replies to the judge. Without it a reply is a
+            function of (secret, question), so it may be cached over games.
         question_tag: The question stands in ``<question>`` tags; text without them is invalid.
         notices: Replies by word, ``PUBLISHED_NOTICES`` where missing.
     """
@@ -87,11 +91,15 @@ class TwentyQuestionsSettings:
         _check_choice("candidate_lists", self.candidate_lists, get_args(CandidateLists))
         _check_choice("duplicates", self.duplicates, get_args(Duplicates))
         if self.false_positive_behavior is not None:
-            _check_choice("false_positive_behavior", self.false_positive_behavior, answers.JUDGE_WORDS)
+            _check_choice(
+                "false_positive_behavior", self.false_positive_behavior, answers.JUDGE_WORDS
+            )
         for key in self.notices:
             _check_choice("the keys of notices", key, tuple(PUBLISHED_NOTICES))
         if self.duplicates == "judge" and not self.judge_history:
-            raise UserError("duplicates='judge' needs judge_history=true: the judge must see what was asked.")
+            raise UserError(
+                "duplicates='judge' needs judge_history=true: the judge must see what was asked."
+            )
 
     def notice(self, word: str) -> str:
         """The reply that the policy reads for a word of the judge, or for ``error``."""
@@ -121,8 +129,10 @@ class GameState:
     asked: tuple[tuple[str, Verdict], ...] = ()
     """Repeat key and verdict of every action that was answered."""
     feedback: str = ""
-    reads: frozenset[str] = frozenset()
-    writes: frozenset[str] = frozenset()
+    last_key: str = ""
+    """Key of the last action when it was answered, else empty."""
+    known_before: Knowledge | None = None
+    """What was known before the last action."""
     knowledge: Knowledge | None = None
 
 
@@ -179,7 +189,9 @@ class TwentyQuestions:
         if self._state.done:
             raise ValueError("This game is over: make a new environment for the next one.")
         if (reply is None) == action.needs_judge:
-            raise ValueError("A judge's reply must be given exactly when the action needs the judge.")
+            raise ValueError(
+                "A judge's reply must be given exactly when the action needs the judge."
+            )
         reading = self._read(action.question) if action.question is not None else None
         outcome = self._outcome(action.question, reading, reply)
         self._advance(action, reading, outcome)
@@ -210,7 +222,9 @@ class TwentyQuestions:
     def restore(self, snapshot: object) -> None:
         """Go back to a state that ``snapshot`` returned."""
         if not isinstance(snapshot, GameState):
-            raise TypeError(f"Expected a snapshot of this environment, got {type(snapshot).__name__}.")
+            raise TypeError(
+                f"Expected a snapshot of this environment, got {type(snapshot).__name__}."
+            )
         self._state = snapshot
 
     def _read(self, question: str) -> Reading:
@@ -291,7 +305,7 @@ class TwentyQuestions:
         )
 
     def _corrected(self, question: str, reply: JudgeReply, diagnostics: list[str]) -> Verdict:
-        """The judge's verdict after the published rules; ``diagnostics`` receives what they noticed."""
+        """The judge's verdict after the published rules; appends to ``diagnostics``."""
         word = _WORDS.get(reply.verdict)
         if word is None:
             diagnostics.append("judge_failed" if reply.verdict is Verdict.ERROR else "unrecognized")
@@ -317,8 +331,17 @@ class TwentyQuestions:
 
     def _advance(self, action: Action, reading: Reading | None, outcome: Outcome) -> None:
         state = replace(self._state, turns=self._state.turns + 1, done=outcome.done)
-        state = replace(state, feedback=_feedback(action, outcome), reads=frozenset(), writes=frozenset())
-        if action.question is not None and reading is not None and outcome.verdict is not Verdict.ERROR:
+        state = replace(
+            state,
+            feedback=_feedback(action, outcome),
+            last_key="",
+            known_before=state.knowledge,
+        )
+        if (
+            action.question is not None
+            and reading is not None
+            and outcome.verdict is not Verdict.ERROR
+        ):
             key = self._repeat_key(action.question, reading)
             state = replace(
                 state,

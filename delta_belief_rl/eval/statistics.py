@@ -32,9 +32,10 @@ class Interval:
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """Chance that at least one of ``k`` games drawn without replacement from ``n`` is won, ``c`` being won.
+    """Chance that one of ``k`` games, drawn from ``n`` of which ``c`` are won, is won.
 
-    ``1 - C(n - c, k) / C(n, k)``, unbiased (arXiv 2107.03374); exact integers, so no overflow.
+    Drawn without replacement: ``1 - C(n - c, k) / C(n, k)``, unbiased (arXiv 2107.03374); exact
+    integers, so no overflow.
 
     Raises:
         UserError: Not ``1 <= k <= n`` and ``0 <= c <= n``.
@@ -51,7 +52,7 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 
 
 def mean_at_n(wins: FloatArray) -> float:
-    """Mean over secrets of the mean over games. ``wins`` is ``[S, n]``, NaN where a game has no outcome."""
+    """Mean over secrets of the mean over games; ``wins`` is ``[S, n]``, NaN without an outcome."""
     seen = ~np.isnan(wins)
     kept = seen.any(axis=1)
     if not kept.any():

@@ -21,7 +21,7 @@ _JUDGE_WIN = "finished"
 
 
 def spread(prefix: str, values: FloatArray, parts: Sequence[str]) -> dict[str, float]:
-    """``prefix/mean`` and so on for the named parts of ``mean max min std``; empty without values."""
+    """``prefix/mean`` and so on for the named parts; empty without values."""
     if not len(values):
         return {}
     made = {"mean": values.mean(), "max": values.max(), "min": values.min(), "std": values.std()}
@@ -42,13 +42,14 @@ def count_duplicates(game: Trajectory) -> int:
 def judge_classes(turns: Iterable[Turn]) -> dict[str, float]:
     """Shares of the judge's words by what the rules made of them, ``judge/<class>``.
 
-    Only turns with a ``raw_verdict`` count. A word that names no verdict is ``unrecognized``.
+    Only turns with a ``raw_verdict`` of a judge that answers in words count, not those of free-text
+    environments. A word that names no verdict is ``unrecognized``.
     """
     known = {str(verdict): verdict for verdict in Verdict} | {_JUDGE_WIN: Verdict.WIN}
     counts: dict[str, int] = {}
     for turn in turns:
         word = turn.raw_verdict.strip().lower()
-        if not word:
+        if not word or turn.verdict is Verdict.OTHER:
             continue
         raw = known.get(word)
         if raw is None:
@@ -69,8 +70,9 @@ def belief_metrics(games: Iterable[Trajectory]) -> dict[str, float]:
 
     ``belief/positive_over_net`` far above 1 says that the paid reward is oscillation.
     """
-    rows = [np.array(g.beliefs, dtype=np.float64) for g in games if g.beliefs and len(g.beliefs) >
-    1] if not rows:
+    beliefs = [game.beliefs for game in games if game.beliefs is not None and game.num_turns > 0]
+    rows = [np.array(belief, dtype=np.float64) for belief in beliefs]
+    if not rows:
         return {}
     prior = float(np.mean([row[0] for row in rows]))
     final = float(np.mean([row[-1] for row in rows]))
@@ -87,7 +89,7 @@ def belief_metrics(games: Iterable[Trajectory]) -> dict[str, float]:
 
 
 def game_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """What happened in the games: lengths, wins under both rules, invalid, repeated, lists, errors."""
+    """What happened in the games: lengths, wins, invalid, repeated and list questions, errors."""
     games = [game for _, game in iter_games(groups)]
     turns = [turn for game in games for turn in game.turns]
     if not turns:
@@ -121,7 +123,9 @@ def game_metrics(groups: Sequence[Group]) -> dict[str, float]:
     return out | belief_metrics(games) | judge_classes(turns)
 
 
-def credit_metrics(table: TurnTable, advantage: Advantage, belief_weight: float) -> dict[str, float]:
+def credit_metrics(
+    table: TurnTable, advantage: Advantage, belief_weight: float
+) -> dict[str, float]:
     """Rewards and advantages under ``critic/``; see ``rollout_metrics``."""
     valid, four = table.valid, ("mean", "max", "min", "std")
     zeros = np.zeros(table.num_rows)
@@ -130,7 +134,7 @@ def credit_metrics(table: TurnTable, advantage: Advantage, belief_weight: float)
     per_game = np.bincount(
         table.traj, weights=channels["outcome"] + channels["length"], minlength=table.num_games
     )
-    out = spread("critic/eog", per_game[games], four)
+    out = spread("critic/eog", per_game.astype(np.float64)[games], four)
     out |= spread("critic/rewards", advantage.rewards[valid], four)
     per_turn = table.rewards.get("validity", zeros) + table.rewards.get("guess", zeros)
     out |= spread("critic/turn_rewards", per_turn[valid], four)

@@ -268,8 +268,9 @@ class JudgePool:
 
     async def _attempt(self, lane: int, requests: list[JudgeRequest]) -> list[JudgeReply]:
         """One call of one replica; its failure becomes error replies."""
+        limit = asyncio.timeout(self._settings.deadline)
         try:
-            async with asyncio.timeout(self._settings.deadline) as limit:
+            async with limit:
                 replies = await self._replicas[lane](requests)
         except self._failures as error:
             if isinstance(error, TimeoutError) and limit.expired():

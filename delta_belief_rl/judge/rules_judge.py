@@ -20,9 +20,10 @@ _TEXTS = {
 class WorldJudge:
     """Answers from the table.
 
-    A property gets yes or no, a direct guess of the secret or of an alias wins, another direct guess gets
-    no, and everything else is invalid. Where the request carries a history, a question that asks the same
-    as an earlier one is repeated. An unknown secret is an error, never an answer.
+    A property gets yes or no, a direct guess of the secret or of an alias wins, another direct
+    guess gets no, and everything else is invalid. Where the request carries a history, a question
+    that asks the same as an earlier one is repeated. An unknown secret is an error, never an
+    answer.
 
     Args:
         world: The table.

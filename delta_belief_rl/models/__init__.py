@@ -1,0 +1,1 @@
+"""Models: loading, adapters, packed and cached attention, log-probabilities at chosen positions."""

@@ -1,7 +1,7 @@
 """LoRA adapters: adding, choosing, copying, and their state as owned float32 arrays.
 
-A state maps PEFT's own names (``base_model.model....lora_A.weight``, no adapter name inside) to arrays, so
-that it can be saved, sent and loaded by anything that reads PEFT checkpoints.
+A state maps PEFT's own names (``base_model.model....lora_A.weight``, no adapter name inside) to
+arrays, so that it can be saved, sent and loaded by anything that reads PEFT checkpoints.
 """
 
 from __future__ import annotations
@@ -36,14 +36,15 @@ def add_lora(
 ) -> Any:
     """Put a LoRA adapter on a model.
 
-    The first adapter becomes the active one; further ones (a frozen ``"ema"``, for example) are added
-    beside it and the active one stays.
+    The first adapter becomes the active one; further ones (a frozen ``"ema"``, for example) are
+    added beside it and the active one stays.
 
     Args:
         model: A causal model, or one that already has adapters.
         rank: Of the update.
         alpha: The update is scaled by ``alpha / rank``.
-        target_modules: ``"all-linear"`` (every linear layer but the output head) or module name endings.
+        target_modules: ``"all-linear"`` (every linear layer but the output head) or module name
+            endings.
         name: The adapter's name.
         exclude: Module name endings to leave out.
         trainable: False freezes the adapter.
@@ -59,8 +60,8 @@ def add_lora(
     head = [part for part in names if part.split(".")[-1] in ("lm_head", "embed_tokens")]
     if head:
         raise UserError(
-            f"LoRA on {head[0]!r} is not supported, because log-probabilities from an engine would miss "
-            'it: remove it from target_modules or use "all-linear".'
+            f"LoRA on {head[0]!r} is not supported, because log-probabilities from an engine would "
+            'miss it: remove it from target_modules or use "all-linear".'
         )
     if isinstance(model, PeftModel) and name in model.peft_config:
         raise UserError(f"The model already has an adapter named {name!r}: choose another name.")
@@ -139,9 +140,7 @@ def adapter_state(model: Any, name: str = "default") -> AdapterArrays:
     return {key: _to_numpy(value) for key, value in _parameters(model, name).items()}
 
 
-def load_adapter_state(
-    model: Any, name: str, state: Mapping[str, NDArray[np.float32]]
-) -> None:
+def load_adapter_state(model: Any, name: str, state: Mapping[str, NDArray[np.float32]]) -> None:
     """Overwrite an adapter's weights.
 
     Args:
@@ -150,15 +149,16 @@ def load_adapter_state(
         state: Exactly the arrays of ``adapter_state``.
 
     Raises:
-        UserError: No name matches, some names differ (they are listed), or a shape differs. Nothing has
-            been written then.
+        UserError: No name matches, some names differ (they are listed), or a shape differs. Nothing
+            has been written then.
     """
     parameters = _parameters(model, name)
-    missing, extra = sorted(parameters.keys() - state.keys()), sorted(state.keys() - parameters.keys())
+    missing = sorted(parameters.keys() - state.keys())
+    extra = sorted(state.keys() - parameters.keys())
     if len(missing) == len(parameters):
         raise UserError(
             f"The adapter weights match none of the {len(parameters)} modules of adapter {name!r} "
-            f"(model: {missing[0] if missing else 'none'}; given: {extra[0] if extra else 'nothing'}): "
+            f"(model has {_some(missing[:1])}; given {_some(extra[:1])}): "
             "load them into the model they were trained on."
         )
     if missing or extra:
@@ -183,10 +183,12 @@ def copy_adapter(model: Any, source: str, target: str) -> None:
 
 
 def update_ema(model: Any, source: str, target: str, beta: float) -> None:
-    """``target <- beta * target + (1 - beta) * source``, on each matrix of the adapter separately."""
+    """``target <- beta * target + (1 - beta) * source``, on each matrix separately."""
     sources, targets = _parameters(model, source), _parameters(model, target)
     if sources.keys() != targets.keys():
-        raise UserError(f"Adapters {source!r} and {target!r} sit on different modules: configure both alike.")
+        raise UserError(
+            f"Adapters {source!r} and {target!r} sit on different modules: configure both alike."
+        )
     with torch.no_grad():
         for key, parameter in targets.items():
             parameter.mul_(beta).add_(sources[key].to(parameter.dtype), alpha=1.0 - beta)

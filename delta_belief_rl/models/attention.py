@@ -1,14 +1,16 @@
 """The attention implementation ``"delta_belief"`` of every model we load.
 
-It is registered with transformers' attention interface, so any model that uses that interface can run it.
-The mode is chosen by what is passed to ``model(...)``:
+It is registered with transformers' attention interface, so any model that uses that interface can
+run it. The mode is chosen by what is passed to ``model(...)``:
 
-* ``packed=PackedInput``: ``input_ids`` and ``position_ids`` are one packed row ``[1, T]``; queries, keys and
-  values are spread to ``[S, H, L, D]`` for attention only, so that no other layer computes on padding.
+* ``packed=PackedInput``: ``input_ids`` and ``position_ids`` are one packed row ``[1, T]``; queries,
+  keys and values are spread to ``[S, H, L, D]`` for attention only, so that no other layer computes
+  on padding.
 * ``slots=SlotBatch``: inference with a key-value store of fixed slots, one slot per running game.
 * neither: plain scaled-dot-product attention, so that generic callers keep working.
 
-Legend: ``H`` query heads, ``G`` key-value heads, ``D`` head width, ``q`` new tokens of a row, ``S`` segments
+Legend: ``H`` query heads, ``G`` key-value heads, ``D`` head width, ``q`` new tokens of a row, ``S``
+    segments
 of a pack, ``L`` longest segment, ``T`` packed tokens, ``B`` rows of a slot batch.
 """
 
@@ -32,8 +34,10 @@ ATTENTION_NAME = "delta_belief"
 class SlotCache:
     """Keys and values of running games, one slot each.
 
-    ``keys`` and ``values`` have the shape ``[layers, slots, G, max_len + 1, D]``. The last cell of a slot is a
-    waste cell: padding tokens write there, which keeps every write free of data-dependent shapes. Only
+    ``keys`` and ``values`` have the shape ``[layers, slots, G, max_len + 1, D]``. The last cell of
+    a slot is a
+    waste cell: padding tokens write there, which keeps every write free of data-dependent shapes.
+        Only
     the first ``max_len`` cells hold a game.
     """
 
@@ -49,8 +53,8 @@ class SlotCache:
     ) -> None:
         self.max_len = max_len
         self.num_slots = num_slots
-        # Zeros, not empty memory: a cell that a mask hides is still multiplied by a weight of zero, and
-        # zero times an uninitialised NaN is NaN.
+        # Zeros, not empty memory: a cell that a mask hides is still multiplied by a weight of zero,
+        # and zero times an uninitialised NaN is NaN.
         shape = (num_layers, num_slots, kv_heads, max_len + 1, head_dim)
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros(shape, dtype=dtype, device=device)
@@ -73,6 +77,7 @@ class SlotCache:
 
     @property
     def device(self) -> torch.device:
+        """Where the store lies."""
         return self.keys.device
 
 
@@ -81,7 +86,8 @@ class SlotBatch:
     """New tokens of some slots; build it with ``slot_batch``.
 
     Attributes:
-        rows: Slots of the batch rows. A slice reads the store in place; a tensor copies what it reads.
+        rows: Slots of the batch rows. A slice reads the store in place; a tensor copies what it
+            reads.
         write_rows: ``[B, 1]`` slot of each row.
         write_cells: ``[B, q]`` cell of each token; the waste cell for padding.
         kv_len: Attention reads the first ``kv_len`` cells.
@@ -105,8 +111,8 @@ def slot_batch(
 ) -> SlotBatch:
     """Describe where new tokens are written and what they see.
 
-    A token at position ``p`` is written to cell ``p`` of its slot and sees the cells ``0 .. p``. The caller
-    has filled the cells before the row's first new token in earlier calls.
+    A token at position ``p`` is written to cell ``p`` of its slot and sees the cells ``0 .. p``.
+    The caller has filled the cells before the row's first new token in earlier calls.
 
     Args:
         cache: The store.
@@ -250,7 +256,7 @@ def _packed(
 
 
 def _spread(states: torch.Tensor, packed: PackedInput) -> torch.Tensor:
-    """``[1, H, T, D] -> [S, H, L, D]``; padding repeats the first token, and no real query sees it."""
+    """``[1, H, T, D] -> [S, H, L, D]``; padding repeats the first token, unseen by real queries."""
     rows = states[0].transpose(0, 1)
     if not packed.full:
         rows = rows.index_select(0, packed.gather.flatten())
@@ -276,7 +282,8 @@ def _cached(
     batch, heads, length, width = query.shape
     groups = keys.shape[1]
     if length == 1:
-        # One new token: the heads that share a key head become the query axis, and nothing is repeated.
+        # One new token: the heads that share a key head become the query axis, and nothing is
+        # repeated.
         query = query.reshape(batch, groups, heads // groups, width)
     elif heads != groups:
         keys = keys.repeat_interleave(heads // groups, dim=1)
@@ -293,10 +300,10 @@ def delta_belief_mask(
     attention_mask: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> torch.Tensor | None:
-    """No mask for packed and cached calls, which bring their own; the usual one for generic callers.
+    """No mask for packed and cached calls, which bring their own; else the usual one.
 
-    Without padding, cache or window the causal kernel needs no mask either. Packing that generic callers
-    express by position ids alone is not recognised: packed calls pass ``packed=``.
+    Without padding, cache or window the causal kernel needs no mask either. Packing that generic
+    callers express by position ids alone is not recognised: packed calls pass ``packed=``.
     """
     window = kwargs.get("local_size")
     windowed = window is not None and kv_length > window

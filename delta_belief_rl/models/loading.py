@@ -69,9 +69,10 @@ def load_causal_lm(
     """
     source = _source(path, "model")
     try:
-        model, info = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             source, dtype=dtype, attn_implementation=ATTENTION_NAME, output_loading_info=True
         )
+        model, info = loaded
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise UserError(_cannot_load("model", source, error)) from error
     missing = sorted(info["missing_keys"])
@@ -131,6 +132,7 @@ def tiny_qwen3_config(
     max_length: int = 4096,
 ) -> Qwen3Config:
     """The Qwen3 architecture at any size, input and output embeddings tied."""
+    extra: dict[str, Any] = {"attn_implementation": ATTENTION_NAME}
     return Qwen3Config(
         vocab_size=vocab_size,
         hidden_size=hidden,
@@ -141,12 +143,12 @@ def tiny_qwen3_config(
         intermediate_size=intermediate,
         max_position_embeddings=max_length,
         tie_word_embeddings=True,
-        attn_implementation=ATTENTION_NAME,
+        **extra,
     )
 
 
 def _source(path: str | Path, what: str) -> str:
-    """The path as the library wants it; refuses a local path that does not exist before any download."""
+    """The path as the library wants it; an absent local path is refused before any download."""
     text = str(path)
     folder = Path(text).expanduser()
     if folder.exists():

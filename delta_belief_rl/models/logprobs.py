@@ -1,8 +1,8 @@
 """Log-probabilities at chosen positions of a packed row, without the logits of all others.
 
-The model's trunk runs once; the output head and the log-softmax run on the chosen rows only, in chunks, in
-float32. With gradients on, each chunk is recomputed in the backward pass, so that no chunk's logits
-are kept.
+The model's trunk runs once; the output head and the log-softmax run on the chosen rows only, in
+chunks, in float32. With gradients on, each chunk is recomputed in the backward pass, so that no
+chunk's logits are kept.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NEUTRAL_HEAD = {
 
 @dataclass(frozen=True, slots=True)
 class TokenScores:
-    """``logp`` in nats and, where asked for, ``entropy`` of the whole row in nats; both ``[n]`` float32."""
+    """``logp`` and, if asked for, ``entropy`` of the whole row; nats, ``[n]`` float32."""
 
     logp: torch.Tensor
     entropy: torch.Tensor | None = None
@@ -63,8 +63,8 @@ def hidden_states(model: Any, packed: PackedInput) -> torch.Tensor:
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     handle = base.get_decoder().register_forward_hook(keep)
     try:
-        # Through the outer forward, with one row of logits, and not through the decoder alone: wrappers
-        # (sharding, adapters) act in the outer forward.
+        # Through the outer forward, with one row of logits, and not through the decoder alone:
+        # wrappers (sharding, adapters) act in the outer forward.
         model(
             input_ids=packed.input_ids,
             position_ids=packed.position_ids,
@@ -91,8 +91,8 @@ def token_logprobs(
     Args:
         model: A causal model.
         packed: The row.
-        source_positions: ``[n]`` int64, indices into the packed row whose logits predict the targets
-            (``PackedInput.trunk_sources``, ``branch_sources``).
+        source_positions: ``[n]`` int64, indices into the packed row whose logits predict the
+            targets (``PackedInput.trunk_sources``, ``branch_sources``).
         target_ids: ``[n]`` int64, the predicted tokens.
         temperature: Logits are divided by it; belief is always at 1.
         chunk: Rows of logits that exist at one time.
@@ -105,9 +105,7 @@ def token_logprobs(
         ValueError: The temperature is not positive, or the lengths differ.
     """
     hidden = hidden_states(model, packed)
-    return score_rows(
-        model, hidden, source_positions, target_ids, temperature, chunk, with_entropy
-    )
+    return score_rows(model, hidden, source_positions, target_ids, temperature, chunk, with_entropy)
 
 
 def score_rows(
@@ -164,11 +162,13 @@ def _score_chunk(
 def output_logits(head: torch.nn.Module, rows: torch.Tensor) -> torch.Tensor:
     """Float32 logits ``[n, vocabulary]``.
 
-    On a GPU a half-precision product is accumulated in float32 and *kept* so: rounding a logit of 20 to
-    bfloat16 costs up to 0.06 nats, as much as many a turn's change of belief.
+    On a GPU a half-precision product is accumulated in float32 and *kept* so: rounding a logit of
+    20 to bfloat16 costs up to 0.06 nats, as much as many a turn's change of belief.
     """
     weight = getattr(head, "weight", None)
-    plain = isinstance(head, torch.nn.Linear) and type(head) is torch.nn.Linear and head.bias is None
+    plain = (
+        isinstance(head, torch.nn.Linear) and type(head) is torch.nn.Linear and head.bias is None
+    )
     half = rows.is_cuda and rows.dtype in (torch.bfloat16, torch.float16)
     if plain and half and isinstance(weight, torch.Tensor) and weight.dtype == rows.dtype:
         return _Float32Product.apply(rows, weight)  # type: ignore[no-any-return]

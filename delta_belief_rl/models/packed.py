@@ -1,11 +1,14 @@
 """Packing of token sequences, with branches, into one row without padding.
 
-A *segment* is a trunk (one game) and any number of *branches*. A branch hangs at a prefix length of its
-trunk: it sees the trunk's first ``point`` tokens and its own earlier tokens, and nothing else. All linear
-and feed-forward layers work on the packed row ``[1, T]``, which has no padding; only attention spreads the
-row over ``[B, L]`` (one row per segment, trunk first, then its branches).
+A *segment* is a trunk (one game) and any number of *branches*. A branch hangs at a prefix length of
+its
+trunk: it sees the trunk's first ``point`` tokens and its own earlier tokens, and nothing else. All
+    linear
+and feed-forward layers work on the packed row ``[1, T]``, which has no padding; only attention
+spreads the row over ``[B, L]`` (one row per segment, trunk first, then its branches).
 
-Legend: ``S`` segments (``B`` in attention), ``L`` the longest segment, ``T`` tokens of all segments.
+Legend: ``S`` segments (``B`` in attention), ``L`` the longest segment, ``T`` tokens of all
+    segments.
 """
 
 from __future__ import annotations
@@ -44,6 +47,7 @@ class PackSegment:
 
     @property
     def num_tokens(self) -> int:
+        """Tokens of trunk and branches."""
         return len(self.token_ids) + sum(len(branch.token_ids) for branch in self.branches)
 
 
@@ -56,8 +60,8 @@ class PackedInput:
         position_ids: ``[1, T]``; a branch's positions continue from its point.
         gather: ``[S, L]``, index into the packed row; padding repeats index 0.
         scatter: ``[T]``, index into the flattened ``[S * L]``.
-        mask: ``[S, 1, L, L]`` bool, true where a query (third axis) may see a key (last axis); None when
-            every segment is plainly causal, so that the causal kernel can be used.
+        mask: ``[S, 1, L, L]`` bool, true where a query (third axis) may see a key (last axis); None
+            when every segment is plainly causal, so that the causal kernel can be used.
         full: The segments have equal lengths, so that ``gather`` is the identity.
         segment_starts: ``[S + 1]``, where each segment begins in the packed row.
         trunk_lengths: ``[S]``.
@@ -78,10 +82,12 @@ class PackedInput:
 
     @property
     def num_tokens(self) -> int:
+        """``T``."""
         return int(self.segment_starts[-1])
 
     @property
     def longest(self) -> int:
+        """``L``."""
         return int(self.gather.shape[1])
 
     def trunk_sources(self, segment: int, positions: IntArray) -> IntArray:
@@ -98,7 +104,9 @@ class PackedInput:
             IndexError: A position has no predecessor or lies outside the trunk.
         """
         positions = np.asarray(positions, dtype=np.int64)
-        if positions.size and (positions.min() < 1 or positions.max() >= self.trunk_lengths[segment]):
+        if positions.size and (
+            positions.min() < 1 or positions.max() >= self.trunk_lengths[segment]
+        ):
             raise IndexError("a scored trunk position must lie in 1 .. length - 1")
         return self.segment_starts[segment] + positions - 1
 
@@ -106,7 +114,8 @@ class PackedInput:
         """Rows whose logits predict each branch's token at ``offsets``.
 
         The token at offset 0 is predicted by the trunk's last visible token. An offset equal to the
-        branch's packed length is allowed: the last token of a branch need not be packed to be scored.
+        branch's packed length is allowed: the last token of a branch need not be packed to be
+        scored.
 
         Args:
             segment: Which segment.
@@ -210,9 +219,9 @@ def _spread(column: IntArray, scatter: IntArray, shape: tuple[int, int], fill: i
 def visibility(owner: torch.Tensor, limit: torch.Tensor) -> torch.Tensor:
     """Which key each query may see.
 
-    A query sees the first ``limit`` cells of its row (the trunk comes first in a row) and the earlier
-    cells of its own owner. Padding has an owner of its own, so no query sees nothing at all, which would
-    make the softmax undefined.
+    A query sees the first ``limit`` cells of its row (the trunk comes first in a row) and the
+    earlier cells of its own owner. Padding has an owner of its own, so no query sees nothing at
+    all, which would make the softmax undefined.
 
     Args:
         owner: ``[S, L]``, 0 for the trunk, ``b + 1`` for branch ``b``, -1 for padding.

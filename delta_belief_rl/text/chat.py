@@ -1,14 +1,16 @@
-"""Chat templates rendered incrementally: a game's token stream grows, and nothing is rendered twice.
+"""Chat templates rendered incrementally: a game's token stream grows by appending.
 
 A conversation starts with ``open_ids``. The engine appends the ids it sampled, the end-of-turn id
-included; the environment's reply is appended with ``reply_ids``. What surrounds a reply is read once off the
-tokenizer's own template, by rendering a conversation of sentinels. Text of users and environments never
-becomes a control token, whatever it contains.
+included; the environment's reply is appended with ``reply_ids``. What surrounds a reply is read
+once off the tokenizer's own template, by rendering a conversation of sentinels. Text of users and
+environments never becomes a control token, whatever it contains. A format belongs to one thread, as
+its tokenizer does.
 
-Where a stream built this way differs from rendering all messages at once, ``ChatFormat.difference`` says so.
-The usual cause is a template that drops thinking blocks from earlier turns: the stream keeps what the model
-really saw. ``thinking_history="strip"`` leaves the *empty* block of a non-thinking model's header out
-everywhere instead, so that history and header agree; sampled thinking is always kept.
+Where a stream built this way differs from rendering all messages at once, ``ChatFormat.difference``
+says so. The usual cause is a template that drops thinking blocks from earlier turns: the stream
+keeps what the model really saw. ``thinking_history="strip"`` leaves the *empty* block of a
+non-thinking model's header out everywhere instead, so that history and header agree; sampled
+thinking is always kept.
 """
 
 from __future__ import annotations
@@ -41,10 +43,13 @@ class ChatFormat:
         eot_id: The token that ends an assistant's turn; the sampler stops at it and it is trained.
         before_reply: Template text between the end-of-turn token and a reply's content.
         after_reply: Template text between a reply's content and the next sampled token.
-        assistant_prefix: White space that the template puts between header and content; the model samples it.
+        assistant_prefix: White space that the template puts between header and content; the model
+            samples it.
         assistant_suffix: The same between content and end-of-turn token.
         trims: The template removes white space around a message.
-        difference: Empty when an incrementally built conversation equals the full render; else one sentence.
+        special: Matches the text of any control token.
+        difference: Empty when an incrementally built conversation equals the full render; else one
+            sentence.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -56,6 +61,7 @@ class ChatFormat:
     assistant_prefix: str
     assistant_suffix: str
     trims: bool
+    special: re.Pattern[str]
     difference: str = ""
 
     @classmethod
@@ -72,13 +78,19 @@ class ChatFormat:
                 assistant's turn with no special token.
         """
         if thinking_history not in ("keep", "strip"):
-            raise UserError(f"thinking_history must be 'keep' or 'strip', not {thinking_history!r}.")
+            raise UserError(
+                f"thinking_history must be 'keep' or 'strip', not {thinking_history!r}."
+            )
         if not getattr(tokenizer, "chat_template", None):
             raise UserError(
                 "The tokenizer has no chat template: use an instruction-tuned model or put a "
                 "chat_template.jinja beside its tokenizer."
             )
         kwargs = dict(chat_template_kwargs or {})
+        if not tokenizer.is_fast:
+            raise UserError(
+                "The tokenizer gives no character offsets: use a model with a tokenizer.json."
+            )
         parts = _read_template(tokenizer, kwargs)
         after = parts.after_reply
         if thinking_history == "strip":
@@ -93,6 +105,7 @@ class ChatFormat:
             assistant_prefix=parts.assistant_prefix,
             assistant_suffix=parts.assistant_suffix,
             trims=parts.trims,
+            special=_special_pattern(tokenizer),
         )
         return replace(draft, difference=_difference(draft))
 
@@ -102,12 +115,11 @@ class ChatFormat:
         Raises:
             UserError: The template refuses these messages.
         """
-        special = _special_pattern(self.tokenizer)
         contents = [message.content for message in messages]
-        if not any(special.search(content) for content in contents):
+        if not any(self.special.search(content) for content in contents):
             text = _render(self.tokenizer, messages, self.template_kwargs, header=True)
             return _plain_ids(self.tokenizer, self._header(text), split_special=False)
-        names = [f"QZPART{chr(ord('A') + i)}ZQ" for i in range(len(messages))]
+        names = [f"QZPART{i:04d}ZQ" for i in range(len(messages))]
         named = [Message(m.role, name) for m, name in zip(messages, names, strict=True)]
         text = self._header(_render(self.tokenizer, named, self.template_kwargs, header=True))
         pieces = re.split("(" + "|".join(names) + ")", text)
@@ -121,7 +133,7 @@ class ChatFormat:
         return self._join([(self.before_reply, False), (reply, True), (self.after_reply, False)])
 
     def assistant_ids(self, text: str) -> tuple[int, ...]:
-        """What an assistant's turn with this text would be as sampled ids, end-of-turn token included."""
+        """What an assistant's turn with this text would be as sampled ids, with the end token."""
         return (*self.encode(self.assistant_text(text)), self.eot_id)
 
     def assistant_text(self, text: str) -> str:
@@ -154,11 +166,11 @@ class ChatFormat:
         return self._decode(ids, skip=False)
 
     def _decode(self, ids: Sequence[int], skip: bool) -> str:
-        return cast(
-            str,
-            self.tokenizer.decode(
+        tokenizer: Any = self.tokenizer
+        return str(
+            tokenizer.decode(
                 list(ids), skip_special_tokens=skip, clean_up_tokenization_spaces=False
-            ),
+            )
         )
 
     def _header(self, text: str) -> str:
@@ -167,18 +179,17 @@ class ChatFormat:
     def _join(self, pieces: Sequence[tuple[str, bool]]) -> tuple[int, ...]:
         """Ids of template text and content in turn; ``True`` marks content.
 
-        Content is encoded together with the template text next to it, up to the nearest control token, so
-        that merges across the border are those of the full render.
+        Content is encoded together with the template text next to it, up to the nearest control
+        token, so that merges across the border are those of the full render.
         """
-        special = _special_pattern(self.tokenizer)
         ids: list[int] = []
         run = ""
         for text, is_content in pieces:
             if is_content:
                 run += text.strip() if self.trims else text
                 continue
-            for part in special.split(text):
-                if special.fullmatch(part):
+            for part in self.special.split(text):
+                if self.special.fullmatch(part):
                     ids.extend(self.encode(run) if run else ())
                     run = ""
                     ids.extend(_plain_ids(self.tokenizer, part, split_special=False))
@@ -198,30 +209,32 @@ class _Template:
     trims: bool
 
 
-def _read_template(tokenizer: PreTrainedTokenizerBase, kwargs: Mapping[str, Any]) -> _Template:
+def _read_template(tokenizer: Any, kwargs: Mapping[str, Any]) -> _Template:
     """Render sentinels and cut the text at them."""
     messages = [Message("user", _USER), Message("assistant", _ASSISTANT), Message("user", _REPLY)]
     with_header = _render(tokenizer, messages, kwargs, header=True)
     without = _render(tokenizer, messages, kwargs, header=False)
     if any(with_header.count(name) != 1 for name in (_USER, _ASSISTANT, _REPLY)):
         raise UserError(
-            "The chat template does not show every message exactly once: use a template that renders "
-            "alternating user and assistant messages."
+            "The chat template does not show every message exactly once: use a template that "
+            "renders alternating user and assistant messages."
         )
     before_answer, rest = with_header.split(_ASSISTANT)
     middle, after_reply = rest.split(_REPLY)
     end = _special_pattern(tokenizer).search(middle)
     if end is None:
         raise UserError(
-            "The chat template ends an assistant's turn with no special token, so a turn's end cannot be "
-            "sampled: use a template with an end-of-turn token."
+            "The chat template ends an assistant's turn with no special token, so a turn's end "
+            "cannot be sampled: use a template with an end-of-turn token."
         )
-    eot_id = cast(int, tokenizer.convert_tokens_to_ids(end.group()))
+    eot_id = int(tokenizer.convert_tokens_to_ids(end.group()))
     plain_tail = without.split(_REPLY)[1]
     header = after_reply[len(plain_tail) :] if after_reply.startswith(plain_tail) else after_reply
     header = _EMPTY_THINKING.sub("", header)
     answer_header = before_answer.split(_USER)[1]
-    prefix = answer_header.rpartition(header)[2] if header else answer_header.removeprefix(plain_tail)
+    prefix = (
+        answer_header.rpartition(header)[2] if header else answer_header.removeprefix(plain_tail)
+    )
     return _Template(
         eot_id=eot_id,
         before_reply=middle[end.end() :],
@@ -232,7 +245,7 @@ def _read_template(tokenizer: PreTrainedTokenizerBase, kwargs: Mapping[str, Any]
     )
 
 
-def _is_trimmed(tokenizer: PreTrainedTokenizerBase, kwargs: Mapping[str, Any]) -> bool:
+def _is_trimmed(tokenizer: Any, kwargs: Mapping[str, Any]) -> bool:
     """A tab is removed by trimming, and no template puts one beside a message."""
     padded = [Message("user", f"\t{_USER}\t")]
     return f"\t{_USER}\t" not in _render(tokenizer, padded, kwargs, header=False)
@@ -265,7 +278,7 @@ def _difference(chat: ChatFormat) -> str:
 
 
 def _render(
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: Any,
     messages: Sequence[Message],
     kwargs: Mapping[str, Any],
     header: bool,
@@ -280,26 +293,23 @@ def _render(
     except (TemplateError, ValueError, TypeError) as error:
         roles = ", ".join(message.role for message in messages)
         raise UserError(
-            f"The chat template cannot render the roles {roles} ({error}): use a template that takes them "
-            "or drop the system message."
+            f"The chat template cannot render the roles {roles} ({error}): use a template that "
+            "takes them or drop the system message."
         ) from error
-    return cast(str, text)
+    return str(text)
 
 
-def _plain_ids(
-    tokenizer: PreTrainedTokenizerBase, text: str, split_special: bool
-) -> tuple[int, ...]:
+def _plain_ids(tokenizer: Any, text: str, split_special: bool) -> tuple[int, ...]:
     ids = tokenizer.encode(
         text, add_special_tokens=False, truncation=False, split_special_tokens=split_special
     )
-    return tuple(cast(list[int], ids))
+    return tuple(cast("list[int]", ids))
 
 
-def _special_pattern(tokenizer: PreTrainedTokenizerBase) -> re.Pattern[str]:
+def _special_pattern(tokenizer: Any) -> re.Pattern[str]:
     """Matches any control token's text; one capturing group, for ``split``."""
-    names = set(cast(list[str], tokenizer.all_special_tokens))
+    names: set[str] = set(tokenizer.all_special_tokens)
     names.update(t.content for t in tokenizer.added_tokens_decoder.values() if t.special)
     ordered = sorted((name for name in names if name), key=len, reverse=True)
     # The empty negative look-ahead never matches.
     return re.compile("(" + "|".join(map(re.escape, ordered)) + ")" if ordered else r"((?!))")
-

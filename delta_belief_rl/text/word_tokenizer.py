@@ -1,11 +1,12 @@
 """A word-level tokenizer for agents that speak a closed language.
 
-Every word of a given corpus is one token, every character of printable ASCII is a fallback, anything else
-is the unknown token. Spaces are not stored: decoding puts them back, none before ``? . , '``, none after an
-opening quote. An opening quote is its own token, so ``Is it 'dog'?`` and ``Is it a dog?`` share ``dog``.
+Every word of a given corpus is one token, every character of printable ASCII is a fallback,
+anything else is the unknown token. Spaces are not stored: decoding puts them back, none before ``?
+. , '``, none after an opening quote. An opening quote is its own token, so ``Is it 'dog'?`` and
+``Is it a dog?`` share ``dog``.
 
-The chat template is ChatML. A role's header (``<|im_start|>user`` and its newline) is one token and the
-newline after ``<|im_end|>`` is none, so a turn costs four tokens more than its words.
+The chat template is ChatML. A role's header (``<|im_start|>user`` and its newline) is one token and
+the newline after ``<|im_end|>`` is none, so a turn costs four tokens more than its words.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import re
 import string
 from collections.abc import Iterable
+from typing import Any, cast
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import WordPiece
@@ -26,10 +28,11 @@ ROLES = ("system", "user", "assistant")
 OPEN_QUOTE = "\u2039"
 
 _CONTINUATION = "##"
-_WORD = r"[A-Za-z0-9]+(?:['-][A-Za-z0-9]+)*"
+_WORD = r"[A-Za-z0-9]+(?:['-]+[A-Za-z0-9]+)*"
 _PIECE = _WORD + r"|[^\sA-Za-z0-9]"
 _OPENING = r"(?<=\s)'"
-"""Only what stands before decides, so that text may be encoded in pieces cut anywhere but at a space."""
+"""Only what stands before decides, so that text may be encoded in pieces cut anywhere but at a
+space."""
 _MAX_WORD = 10_000
 
 CHAT_TEMPLATE = (
@@ -90,9 +93,8 @@ def build_word_tokenizer(
             decoders.Replace(Regex(OPEN_QUOTE + " ?"), "'"),
         ]
     )
-    tokenizer.add_special_tokens(
-        [AddedToken(text, special=True, normalized=False) for text in special_tokens()]
-    )
+    added = [AddedToken(text, special=True, normalized=False) for text in special_tokens()]
+    cast(Any, tokenizer).add_special_tokens(added)
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         unk_token=UNKNOWN,

@@ -5,14 +5,19 @@ Only this file knows both sides, so no room below depends on the configuration's
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 from delta_belief_rl.algo import build_credit
 from delta_belief_rl.algo.base import Credit, check_group_size
 from delta_belief_rl.algo.losses.policy import PolicyLossSettings
 from delta_belief_rl.algo.shapers.channels import RewardSettings
+from delta_belief_rl.belief.shaping import ShapingOptions
 from delta_belief_rl.config.schema import RunConfig
 from delta_belief_rl.engines.base import SamplingParams
+from delta_belief_rl.envs.base import JudgeRequest
+from delta_belief_rl.envs.twenty_questions import TwentyQuestionsSettings
+from delta_belief_rl.judge.pool import question_key
 from delta_belief_rl.trainer.actor import BASE, EMA, POLICY, ActorSettings, AdapterSettings
 from delta_belief_rl.trainer.optimizer import OptimizerSettings
 
@@ -43,6 +48,31 @@ def belief_models(cfg: RunConfig) -> tuple[str, ...]:
     if not reward.enabled:
         return ()
     return tuple(dict.fromkeys(BELIEF_MODELS[name] for name in (reward.step_model, reward.base_model)))
+
+
+def shaping_options(cfg: RunConfig) -> ShapingOptions:
+    """How beliefs become rewards; ``pacr`` and ``potential`` are rules of the difference, not transforms."""
+    reward = cfg.multi_turn.logprob_reward
+    difference = "step"
+    if "pacr" in reward.methods:
+        difference = "running_maximum"
+    if "potential" in reward.methods:
+        difference = "potential"
+    winning = reward.winning_turn
+    if winning == "auto":
+        winning = "drop" if reward.normalised else "keep"
+    return ShapingOptions(
+        normalised=reward.normalised,
+        methods=tuple(name for name in reward.methods if name not in ("pacr", "potential")),
+        difference=difference,
+        winning_turn=winning,
+        dead_band=reward.dead_band,
+        clip_min=reward.clip_min,
+        clip_max=reward.clip_max,
+        tau=reward.tau,
+        reference_parity=cfg.algorithm.parity == "reference",
+        turn_budget=cfg.multi_turn.max_turns.train,
+    )
 
 
 def sampling_params(cfg: RunConfig, kind: str) -> SamplingParams:
@@ -184,3 +214,39 @@ def credit_method(cfg: RunConfig) -> Credit:
     credit = build_credit(algorithm.adv_estimator, knobs.get(algorithm.adv_estimator))
     check_group_size(credit, cfg.multi_turn.train.n)
     return credit
+
+
+def env_settings(
+    cfg: RunConfig, max_turns: int, notices: Mapping[str, str] | None = None
+) -> TwentyQuestionsSettings:
+    """Rules of a game of 20 Questions."""
+    turns = cfg.multi_turn
+    verify = turns.verify_judge
+    return TwentyQuestionsSettings(
+        max_turns=max_turns,
+        verify_methods=verify.methods if verify.enabled else (),
+        false_positive_behavior=verify.false_positive_behavior,
+        short_circuit=verify.short_circuit,
+        win_rule=turns.win_rule,
+        candidate_lists=turns.candidate_lists,
+        duplicates=turns.duplicates,
+        judge_history=not judge_is_exact(cfg),
+        question_tag=cfg.actor_rollout_ref.actor.cot or cfg.actor_rollout_ref.actor.thinking,
+        notices=dict(notices or {}),
+    )
+
+
+def judge_is_exact(cfg: RunConfig) -> bool:
+    """Whether a reply is a function of secret and question alone: the embedded world's judge."""
+    return cfg.data.world is not None and cfg.judge_rollout.name in ("auto", "world")
+
+
+def judge_cache_key(cfg: RunConfig) -> Callable[[JudgeRequest], Hashable] | None:
+    """How replies may be cached; None where the judge is not a function of the request."""
+    exact = judge_is_exact(cfg) and cfg.multi_turn.duplicates == "code"
+    return question_key if exact else None
+
+
+def template_options(cfg: RunConfig) -> dict[str, Any]:
+    """Variables for the chat template; templates that do not know them ignore them."""
+    return {"enable_thinking": cfg.actor_rollout_ref.actor.thinking}

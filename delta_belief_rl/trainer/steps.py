@@ -10,13 +10,13 @@ import numpy as np
 
 from delta_belief_rl.algo.shapers.channels import build_table
 from delta_belief_rl.belief.branched import ScoreRequest
-from delta_belief_rl.belief.shaping import belief_changes, shape_changes
+from delta_belief_rl.belief.shaping import belief_grid, shape_rows
 from delta_belief_rl.config.schema import RunConfig
 from delta_belief_rl.rollout.store import GameScore as StoredScore
 from delta_belief_rl.trainer.actor import GameScore
 from delta_belief_rl.trainer.packing import flat_trajectories
 from delta_belief_rl.trainer.services import Services
-from delta_belief_rl.trainer.settings import BELIEF_MODELS, belief_models
+from delta_belief_rl.trainer.settings import BELIEF_MODELS, belief_models, shaping_options
 from delta_belief_rl.types import FloatArray, Group, Trajectory, TurnTable
 
 
@@ -57,10 +57,10 @@ def reward_table(run: Services, groups: Sequence[Group], scores: Sequence[GameSc
     belief: FloatArray | None = None
     reward = cfg.multi_turn.logprob_reward
     if reward.enabled:
-        after = [score.beliefs[BELIEF_MODELS[reward.step_model]] for score in scores]
-        before = [score.beliefs[BELIEF_MODELS[reward.base_model]] for score in scores]
-        changes = belief_changes(after, before)
-        belief = shape_changes(table, changes, reward, won=table.terminal & table.won)
+        names = (BELIEF_MODELS[reward.step_model], BELIEF_MODELS[reward.base_model])
+        after, before = (belief_grid([score.beliefs[name] for score in scores]) for name in names)
+        previous = before if names[0] != names[1] else None
+        belief = shape_rows(table, after, shaping_options(cfg), previous)
     return replace(table, rewards=run.shaper.shape(table, groups, belief))
 
 
@@ -98,7 +98,7 @@ def judge_metrics(run: Services) -> dict[str, float]:
     calls = max(stats.calls, 1)
     return {
         "judge/calls": float(stats.calls),
-        "judge/cached_rate": stats.cached / calls,
+        "perf/judge_cached_rate": stats.cached / calls,
         "judge/call_error_rate": stats.errors / calls,
         "judge/retries": float(stats.retries),
         "judge/timeouts": float(stats.timeouts),

@@ -50,17 +50,17 @@ def test_U5_every_training_command_has_a_plan(command: str) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-@pytest.mark.parametrize("command", all_commands("delta-belief "))
-def test_U5_every_verb_exists(command: str) -> None:
-    verb = shlex.split(command)[1]
-    done = run(sys.executable, "-m", "delta_belief_rl.cli.main", verb, "--help")
-    assert done.returncode == 0, done.stderr[-2000:]
+def test_U5_every_verb_exists() -> None:
+    for command in all_commands("delta-belief "):
+        verb = shlex.split(command)[1]
+        done = run(sys.executable, "-m", "delta_belief_rl.cli.main", verb, "--help")
+        assert done.returncode == 0, f"{command}: {done.stderr[-2000:]}"
 
 
-@pytest.mark.parametrize("command", all_commands("make "))
-def test_U5_every_make_target_exists(command: str) -> None:
-    done = run(*shlex.split(command), "--dry-run")
-    assert done.returncode == 0, done.stderr[-2000:]
+def test_U5_every_make_target_exists() -> None:
+    for command in all_commands("make "):
+        done = run(*shlex.split(command), "--dry-run")
+        assert done.returncode == 0, f"{command}: {done.stderr[-2000:]}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -129,3 +129,25 @@ def test_R11_every_single_flipped_byte_of_a_checkpoint_is_noticed(tmp_path: Path
                     load(path)
         file.write_bytes(original)
     assert load(path).meta == {"cursor": 5}
+
+
+def test_R5_two_kills_in_a_row_do_not_lose_a_step_that_was_being_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = save(tmp_path, 2, {"a": b"two"}, {}, run_id="run")
+    # The first kill fell between the two renames of a replacement.
+    path.rename(tmp_path / ".replaced-2-99999")
+
+    def refuse(descriptor: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ckpt.os, "fsync", refuse)
+        with pytest.raises(UserError, match="Input/output"):
+            save(tmp_path, 2, {"a": b"new"}, {}, run_id="run")
+    latest = find_latest(tmp_path)
+    assert latest is not None
+    assert load(latest.path).read("a") == b"two"
+    save(tmp_path, 2, {"a": b"new"}, {}, run_id="run")
+    assert [load(c.path).read("a") for c in list_valid(tmp_path)] == [b"new"]
+    assert not list(tmp_path.glob(".replaced-*"))

@@ -16,6 +16,8 @@ from delta_belief_rl.judge.pool import (
 )
 from delta_belief_rl.types import Message, Task, Verdict
 
+pytestmark = pytest.mark.fault
+
 TASK = Task("t0", "tw_q", "cat", (Message("user", "Go."),))
 QUICK = JudgePoolSettings(backoff=0.001, deadline=5.0)
 

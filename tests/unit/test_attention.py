@@ -111,9 +111,7 @@ def test_a_branch_sees_its_prefix_and_itself_only(model: Any) -> None:
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_gradients_of_a_pack_equal_those_of_separate_games(
-    model: Any, checkpointing: bool
-) -> None:
+def test_gradients_of_a_pack_equal_those_of_separate_games(model: Any, checkpointing: bool) -> None:
     games = [tokens(4, 1), tokens(7, 2)]
     model.train()
     total = sum(plain_logits(model, game).logsumexp(-1).sum() for game in games)

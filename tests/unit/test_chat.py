@@ -17,14 +17,15 @@ CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-# Like Qwen3: a header with an empty block when thinking is off, and an empty block in front of the last
-# assistant message only.
+# Like Qwen3: a header with an empty block when thinking is off, and an empty block in front of the
+# last assistant message only.
 QWEN3 = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"
     "{% if m.role == 'assistant' and loop.last %}<think>\n\n</think>\n\n{% endif %}"
     "{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n"
-    "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
+    "{% if enable_thinking is defined and enable_thinking is false %}"
+    "<think>\n\n</think>\n\n{% endif %}"
     "{% endif %}"
 )
 LLAMA2 = (
@@ -69,7 +70,9 @@ def tokenizer(template: str | None, gpt2_split: bool = False) -> PreTrainedToken
         show_progress=False,
     )
     backend.train_from_iterator([*WORDS, "\n\n", "Think of a thing."] * 9, trainer)
-    backend.add_tokens([AddedToken("<think>", special=False), AddedToken("</think>", special=False)])
+    backend.add_tokens(
+        [AddedToken("<think>", special=False), AddedToken("</think>", special=False)]
+    )
     out = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>", bos_token="<s>")
     out.chat_template = template
     return out
@@ -85,7 +88,9 @@ def full(chat: ChatFormat, messages: Sequence[Message], header: bool = True) -> 
     return tuple(chat.tokenizer.encode(text, add_special_tokens=False))
 
 
-def incremental(chat: ChatFormat, opening: Sequence[Message], turns: Sequence[str]) -> tuple[int, ...]:
+def incremental(
+    chat: ChatFormat, opening: Sequence[Message], turns: Sequence[str]
+) -> tuple[int, ...]:
     ids = chat.open_ids(opening)
     for i, text in enumerate(turns):
         ids += chat.reply_ids(text) if i % 2 else chat.assistant_ids(text)
@@ -204,7 +209,9 @@ def test_T6_a_neutralised_opening_equals_the_render_around_it() -> None:
     chat = formats(CHATML)
     # The text of a control token is no control token of this template's own pieces.
     opening = chat.open_ids((Message("user", "a<s>b"),))
-    assert chat.decode_exact(opening) == "<|im_start|>user\na<s>b<|im_end|>\n<|im_start|>assistant\n"
+    assert (
+        chat.decode_exact(opening) == "<|im_start|>user\na<s>b<|im_end|>\n<|im_start|>assistant\n"
+    )
 
 
 def test_T8_long_text_is_never_cut() -> None:

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings as hypothesis_settings
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from rollout_fakes import EOT, HEADER, CharChat, HookedEnv, ScriptedEnv, ScriptedJudge, make_task
 

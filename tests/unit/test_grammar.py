@@ -198,11 +198,29 @@ def test_a_name_with_a_conjunction_is_one_candidate() -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(
-    names=st.lists(st.sampled_from([form for _, form in NAMES]), min_size=2, max_size=5, unique=True),
-    separator=st.sampled_from(
-        [" or ", ", ", " / ", "/", " or a ", ", a ", "; ", " | ", " and ", "? is it a ", "\n", " & ", " "]
+    names=st.lists(
+        st.sampled_from([form for _, form in NAMES]), min_size=2, max_size=5, unique=True
     ),
-    opening=st.sampled_from(["Is it a ", "is it ", "Is the secret ", "is it '", "Could it be ", "so, is it the "]),
+    separator=st.sampled_from(
+        [
+            " or ",
+            ", ",
+            " / ",
+            "/",
+            " or a ",
+            ", a ",
+            "; ",
+            " | ",
+            " and ",
+            "? is it a ",
+            "\n",
+            " & ",
+            " ",
+        ]
+    ),
+    opening=st.sampled_from(
+        ["Is it a ", "is it ", "Is the secret ", "is it '", "Could it be ", "so, is it the "]
+    ),
     ending=st.sampled_from(["?", "", "'?", " ??"]),
 )
 def test_J12_naming_several_candidates_in_one_question_is_never_a_strict_win(
@@ -218,7 +236,20 @@ def test_J12_naming_several_candidates_in_one_question_is_never_a_strict_win(
 
 
 _WORDS = sorted({word for _, phrasing in PHRASINGS for word in phrasing.split()})
-_EXTRA = ["not", "no", "never", "the", "a", "usually", "thing", "dog", "something", "that", "isn't", "than"]
+_EXTRA = [
+    "not",
+    "no",
+    "never",
+    "the",
+    "a",
+    "usually",
+    "thing",
+    "dog",
+    "something",
+    "that",
+    "isn't",
+    "than",
+]
 
 
 @settings(max_examples=400, deadline=None)
@@ -256,7 +287,10 @@ def test_any_text_can_be_parsed(text: str) -> None:
 
 
 @settings(max_examples=100, deadline=None)
-@given(case=st.sampled_from(PHRASINGS), junk=st.text(alphabet="\u200b\u200d\ufeff \t\n\"'?!.", max_size=6))
+@given(
+    case=st.sampled_from(PHRASINGS),
+    junk=st.text(alphabet="\u200b\u200d\ufeff \t\n\"'?!.", max_size=6),
+)
 def test_invisible_and_outer_characters_do_not_matter(case: tuple[str, str], junk: str) -> None:
     key, phrasing = case
     half = len(phrasing) // 2
@@ -284,7 +318,11 @@ def test_every_phrasing_of_the_packaged_world_can_be_asked_politely(everyday: Gr
             first, subject, rest = phrasing.split(" ", 2)
             if subject != "it" or first not in ("is", "can", "was"):
                 continue
-            for opening in ("Would you say it", "Do you think that it", "Hmm, can you tell me if it"):
+            for opening in (
+                "Would you say it",
+                "Do you think that it",
+                "Hmm, can you tell me if it",
+            ):
                 text = f"{opening} {first} {rest}?"
                 assert everyday.parse(text).property_key == prop.key, text
                 asked += 1
@@ -302,7 +340,10 @@ def test_negating_any_phrasing_of_the_packaged_world_is_invalid(everyday: Gramma
     for prop in everyday.world.properties:
         for phrasing in prop.phrasings:
             words = phrasing.split()
-            for text in (" ".join([*words[:2], "not", *words[2:]]), f"isn't it true that {phrasing}"):
+            for text in (
+                " ".join([*words[:2], "not", *words[2:]]),
+                f"isn't it true that {phrasing}",
+            ):
                 assert everyday.parse(text).kind == "invalid", text
 
 
@@ -350,7 +391,10 @@ def test_statements_become_questions() -> None:
 
 
 def test_equal_questions_share_an_action_key() -> None:
-    keys = {GRAMMAR.parse(text).action_key for text in ("can it fly?", "Does it fly?", "is it able to fly")}
+    keys = {
+        GRAMMAR.parse(text).action_key
+        for text in ("can it fly?", "Does it fly?", "is it able to fly")
+    }
     assert keys == {"property:flies"}
     pairs = itertools.product(("Is it a bike?", "is it 'bicycle'?"), repeat=2)
     assert all(GRAMMAR.parse(a).action_key == GRAMMAR.parse(b).action_key for a, b in pairs)

@@ -20,9 +20,10 @@ from delta_belief_rl.engines.base import (
 )
 from delta_belief_rl.engines.hf_engine import EngineStateError, HFEngine
 from delta_belief_rl.engines.sampling import sample_tokens, uniforms
-from delta_belief_rl.models.adapters import add_lora, adapter_state
+from delta_belief_rl.models.adapters import adapter_state, add_lora
 from delta_belief_rl.types import UserError
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 VOCAB = 61
 STOP = 5
 
@@ -40,7 +41,7 @@ def tiny_model(seed: int = 0) -> Any:
         tie_word_embeddings=True,
         initializer_range=0.3,
     )
-    return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
+    return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval().to(DEVICE)
 
 
 MODEL = tiny_model()
@@ -69,9 +70,12 @@ def run(engine: HFEngine, requests: Sequence[GenRequest]) -> dict[str, Completio
 @torch.inference_mode()
 def plain_logprobs(ids: Sequence[int], temperature: float = 1.0) -> np.ndarray:
     """Log-prob of each token after the first by one plain forward of the untouched model."""
-    logits = REFERENCE(input_ids=torch.tensor([list(ids)])).logits[0, :-1].float() / temperature
-    target = torch.tensor(list(ids[1:]))[:, None]
-    return torch.log_softmax(logits, -1).gather(-1, target)[:, 0].double().numpy()
+    logits = (
+        REFERENCE(input_ids=torch.tensor([list(ids)], device=DEVICE)).logits[0, :-1].float()
+        / temperature
+    )
+    target = torch.tensor(list(ids[1:]), device=DEVICE)[:, None]
+    return torch.log_softmax(logits, -1).gather(-1, target)[:, 0].double().cpu().numpy()
 
 
 def play(engine: HFEngine, sessions: Sequence[str], turns: int, **sampling: Any) -> dict[str, Any]:
@@ -145,7 +149,7 @@ def test_greedy_equals_the_generate_method_of_transformers() -> None:
     engine = HFEngine(MODEL, max_sequences=4, max_len=64)
     asked = [request(str(i), prompt(i, 5 + i), temperature=0.0, max_tokens=12) for i in range(4)]
     for i, completion in run(engine, asked).items():
-        ids = torch.tensor([asked[int(i)].prompt_ids])
+        ids = torch.tensor([asked[int(i)].prompt_ids], device=DEVICE)
         out = REFERENCE.generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False,
             eos_token_id=STOP, pad_token_id=0,

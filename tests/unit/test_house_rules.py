@@ -50,7 +50,7 @@ def own_python_files() -> list[Path]:
 
 def text_files() -> list[Path]:
     """Everything that a machine runs: Python, shell, make."""
-    found = own_python_files() + [ROOT / "Makefile", ROOT / ".ci" / "run"]
+    found = [*own_python_files(), ROOT / "Makefile", ROOT / ".ci" / "run"]
     found += [p for p in (ROOT / "tests").rglob("*.py") if p != Path(__file__).resolve()]
     for folder in (ROOT, ROOT / "scripts", ROOT / "validation"):
         pattern = "*.sh" if folder == ROOT else "**/*.sh"

@@ -135,9 +135,7 @@ def test_an_adapter_without_any_module_is_refused(model: Any) -> None:
 
 
 def test_L7_state_names_are_those_of_peft(adapted: Any) -> None:
-    theirs = get_peft_model_state_dict(
-        adapted, adapter_name="policy", save_embedding_layers=False
-    )
+    theirs = get_peft_model_state_dict(adapted, adapter_name="policy", save_embedding_layers=False)
     ours = adapter_state(adapted, "policy")
     assert ours.keys() == theirs.keys()
     for name, value in theirs.items():

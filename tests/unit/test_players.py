@@ -12,6 +12,7 @@ from delta_belief_rl.envs.worlds.knowledge import Knowledge
 from delta_belief_rl.envs.worlds.players import (
     GameRecord,
     MediocrePlayer,
+    Player,
     RandomPlayer,
     SplitterPlayer,
     play,
@@ -26,12 +27,12 @@ NAMES = [thing.name for thing in WORLD.things]
 ALL = (RandomPlayer, MediocrePlayer, SplitterPlayer)
 
 
-def _game(kind: Callable[..., RandomPlayer], secret: str, turns: int, seed: int) -> GameRecord:
+def _game(kind: Callable[..., Player], secret: str, turns: int, seed: int) -> GameRecord:
     return play(kind(GRAMMAR, turns), WORLD, secret, turns, np.random.default_rng(seed), GRAMMAR)
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_players_never_repeat_and_guess_only_what_fits(kind: Callable[..., RandomPlayer]) -> None:
+def test_players_never_repeat_and_guess_only_what_fits(kind: Callable[..., Player]) -> None:
     for seed, secret in enumerate(NAMES):
         record = _game(kind, secret, 10, seed)
         assert not {Verdict.REPEATED, Verdict.INVALID, Verdict.ERROR} & set(record.verdicts)
@@ -48,14 +49,14 @@ def test_players_never_repeat_and_guess_only_what_fits(kind: Callable[..., Rando
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_a_game_is_a_function_of_its_seed(kind: Callable[..., RandomPlayer]) -> None:
+def test_a_game_is_a_function_of_its_seed(kind: Callable[..., Player]) -> None:
     games = [_game(kind, "whale", 8, 7) for _ in range(2)]
     assert games[0] == games[1]
     assert len({_game(kind, "whale", 8, seed).texts for seed in range(5)}) > 1
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_the_last_turn_is_a_guess(kind: Callable[..., RandomPlayer]) -> None:
+def test_the_last_turn_is_a_guess(kind: Callable[..., Player]) -> None:
     for seed in range(10):
         record = _game(kind, "river", 3, seed)
         assert GRAMMAR.parse(record.texts[-1][0]).kind == "guess"
@@ -71,7 +72,9 @@ def test_the_splitter_always_wins_and_is_the_fastest() -> None:
 
 
 def test_more_turns_win_more_games() -> None:
-    rates = [win_rate(MediocrePlayer, WORLD, NAMES, turns, 150, seed=2).rate for turns in (3, 6, 12)]
+    rates = [
+        win_rate(MediocrePlayer, WORLD, NAMES, turns, 150, seed=2).rate for turns in (3, 6, 12)
+    ]
     assert rates[0] < rates[1] < rates[2]
 
 
@@ -96,7 +99,8 @@ def test_the_mediocre_player_varies_its_wording() -> None:
     for key in ("eaten", "indoors"):
         assert len({text for text in texts if GRAMMAR.parse(text).property_key == key}) > 1
     guesses = {text for text in texts if GRAMMAR.parse(text).kind == "guess"}
-    assert any("'" in text for text in guesses) and any(" a " in text for text in guesses)
+    assert any("'" in text for text in guesses)
+    assert any(" a " in text for text in guesses)
 
 
 def test_informative_questions_make_a_better_player() -> None:

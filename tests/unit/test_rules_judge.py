@@ -36,7 +36,9 @@ def test_every_property_of_every_thing_is_answered_from_the_table() -> None:
         for _ in phrasings
     ]
     replies = JUDGE.answer(requests)
-    assert [reply.verdict for reply in replies] == [Verdict.YES if yes else Verdict.NO for yes in truth]
+    assert [reply.verdict for reply in replies] == [
+        Verdict.YES if yes else Verdict.NO for yes in truth
+    ]
     assert {reply.text for reply in replies} == {"Yes", "No"}
 
 
@@ -55,7 +57,9 @@ def test_every_property_of_every_thing_is_answered_from_the_table() -> None:
         ("What is it?", Verdict.INVALID),
     ],
 )
-def test_J12_only_a_direct_guess_of_the_secret_or_an_alias_wins(action: str, verdict: Verdict) -> None:
+def test_J12_only_a_direct_guess_of_the_secret_or_an_alias_wins(
+    action: str, verdict: Verdict
+) -> None:
     assert _verdict("bicycle", action) is verdict
 
 

@@ -49,13 +49,22 @@ def test_the_worked_rewards_and_masked_advantages() -> None:
     np.testing.assert_allclose(rewards, want, atol=1e-12)
     spread = np.nanstd(rewards, axis=0, ddof=1) + 1e-6
     advantage = (rewards - np.nanmean(rewards, axis=0)) / spread
-    np.testing.assert_allclose(advantage[:, 0], [0.74724, -0.862201, 0.977161, -0.862201], atol=1e-5)
+    np.testing.assert_allclose(
+        advantage[:, 0], [0.74724, -0.862201, 0.977161, -0.862201], atol=1e-5
+    )
     np.testing.assert_allclose(advantage[[0, 1, 3], 2], [1.154655, -0.586031, -0.568624], atol=1e-5)
 
 
 def test_raw_changes_include_the_winning_turn() -> None:
     want = [[0.5, 1.5, 0.5], [-0.2, 0.4, -0.1], [1.5, 1.3, 0], [0, -0.5, 0.1]]
     np.testing.assert_allclose(shape(normalised=False, methods=("tanh",)), want, atol=1e-12)
+
+
+def test_U2_no_option_but_the_methods_is_ignored_for_raw_changes() -> None:
+    dropped = shape(normalised=False, methods=("tanh",), winning_turn="drop")
+    np.testing.assert_allclose(dropped, shape(methods=()), atol=1e-12)
+    quiet = shape(normalised=False, dead_band=0.25)
+    np.testing.assert_allclose(quiet[3], [0, -0.5, 0], atol=1e-12)
 
 
 def test_naive_shaping_keeps_the_sign_and_drops_the_winning_turn() -> None:
@@ -270,6 +279,8 @@ def test_J1_a_failed_turn_is_not_paid_and_enters_no_statistics() -> None:
     raw = belief_delta(BELIEFS)
     second = raw[[0, 3], 1]
     np.testing.assert_allclose(got[[1, 9]], second - second.mean(), atol=1e-12)
+    third = raw[[1, 3], 2]
+    np.testing.assert_allclose(got[[5, 10]], third - third.mean(), atol=1e-12)
 
 
 def test_a_summary_tells_prior_final_gain_and_rises_apart() -> None:

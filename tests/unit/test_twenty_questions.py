@@ -1,4 +1,4 @@
-"""The 20 Questions environment: win rules, lists, repeats, judge failures, hooks, and the contract check."""
+"""The 20 Questions environment: wins, lists, repeats, judge failures, hooks, contract."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 import pickle
 from collections.abc import Callable
 from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 
@@ -57,19 +58,25 @@ def test_J12_the_strict_rule_needs_one_candidate_guessed_directly() -> None:
         assert "false_positive" in outcome.diagnostics
     outcome = _say(_game(STRICT), "Is it a dog?")
     assert (outcome.verdict, outcome.reply, outcome.done) == (Verdict.WIN, "finished", True)
-    assert outcome.strict_win and outcome.compatible_win and outcome.is_guess
+    assert outcome.strict_win
+    assert outcome.compatible_win
+    assert outcome.is_guess
 
 
 def test_a_strict_win_is_a_compatible_win_for_secrets_of_several_words() -> None:
     outcome = _say(_game(secret="ice cream"), "Is it an ice cream?")
-    assert outcome.verdict is Verdict.WIN and outcome.compatible_win and outcome.strict_win
+    assert outcome.verdict is Verdict.WIN
+    assert outcome.compatible_win
+    assert outcome.strict_win
 
 
 def test_an_unconfirmed_win_of_the_judge_becomes_its_replacement() -> None:
     assert _say(_game(), "Is it a puppy?", Verdict.WIN).verdict is Verdict.YES
     kept = TwentyQuestionsSettings(false_positive_behavior=None)
     outcome = _say(_game(kept), "Is it a puppy?", Verdict.WIN)
-    assert outcome.verdict is Verdict.WIN and outcome.done and outcome.compatible_win
+    assert outcome.verdict is Verdict.WIN
+    assert outcome.done
+    assert outcome.compatible_win
 
 
 def test_without_verification_the_judge_decides_the_win() -> None:
@@ -99,7 +106,8 @@ def test_J12_lists_are_reported_penalised_or_refused(
     env = _game(settings)
     outcome = _say(env, text)
     assert (outcome.verdict, outcome.reply) == (verdict, settings.notice(reply))
-    assert outcome.is_list and "candidate_list" in outcome.diagnostics
+    assert outcome.is_list
+    assert "candidate_list" in outcome.diagnostics
     assert outcome.compatible_win == (verdict is Verdict.WIN)
     assert not outcome.strict_win
 
@@ -107,7 +115,9 @@ def test_J12_lists_are_reported_penalised_or_refused(
 # --- validity and repeats ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("text", ["", "   ", "Is it big", "Is it big? Is it red?", "Is it\nbig?", "?"])
+@pytest.mark.parametrize(
+    "text", ["", "   ", "Is it big", "Is it big? Is it red?", "Is it\nbig?", "?"]
+)
 def test_J4_the_judge_is_not_asked_about_an_action_that_code_finds_invalid(text: str) -> None:
     env = _game()
     assert not env.parse(text).needs_judge
@@ -151,7 +161,8 @@ def test_repeats_can_be_left_to_the_judge() -> None:
     _say(env, "Is it alive?", Verdict.YES)
     assert env.parse("Is it alive?").needs_judge
     outcome = _say(env, "Is it alive?", Verdict.REPEATED)
-    assert outcome.verdict is Verdict.REPEATED and "repeated" in outcome.diagnostics
+    assert outcome.verdict is Verdict.REPEATED
+    assert "repeated" in outcome.diagnostics
 
 
 @pytest.mark.parametrize("verdict", [Verdict.ERROR, Verdict.OTHER])
@@ -160,7 +171,9 @@ def test_J1_a_judge_failure_is_an_error_and_teaches_nothing(verdict: Verdict) ->
     before = (env.state_key(), env.progress(), env.belief())
     outcome = _say(env, "Is it alive?", verdict)
     assert outcome.verdict is Verdict.ERROR
-    assert not (outcome.done or outcome.strict_win or outcome.compatible_win)
+    assert not (outcome.done)
+    assert not (outcome.strict_win)
+    assert not (outcome.compatible_win)
     assert (env.state_key(), env.progress(), env.belief()) == before
 
 
@@ -173,7 +186,8 @@ def test_J13_the_judge_sees_questions_and_its_own_replies() -> None:
     _say(env, "broken")
     request = env.judge_request(env.parse("Is it big?"))
     assert request.history[0] == ("Is it alive?", "yes")
-    assert request.task == env.task and request.action == "Is it big?"
+    assert request.task == env.task
+    assert request.action == "Is it big?"
 
 
 def test_the_judge_key_depends_on_the_history_only_where_the_judge_sees_it() -> None:
@@ -182,7 +196,11 @@ def test_the_judge_key_depends_on_the_history_only_where_the_judge_sees_it() -> 
         settings = TwentyQuestionsSettings(judge_history=sees)
         fresh, later = _game(settings), _game(settings)
         _say(later, "Is it alive?", Verdict.YES)
-        requests = [env.judge_request(env.parse(text)) for env in (fresh, later) for text in ("Is it big?", "is it BIG ?")]
+        requests = [
+            env.judge_request(env.parse(text))
+            for env in (fresh, later)
+            for text in ("Is it big?", "is it BIG ?")
+        ]
         keys[sees] = {request.key for request in requests}
     assert (len(keys[True]), len(keys[False])) == (2, 1)
 
@@ -259,7 +277,10 @@ def test_an_alias_wins_in_the_embedded_world() -> None:
 def test_state_progress_and_belief_follow_the_facts() -> None:
     one, two = _world("whale"), _world("whale")
     assert one.progress() == 0.0
-    for env, order in ((one, ("Can it fly?", "Is it a cat?")), (two, ("Is it a cat?", "Does it fly?"))):
+    for env, order in (
+        (one, ("Can it fly?", "Is it a cat?")),
+        (two, ("Is it a cat?", "Does it fly?")),
+    ):
         for text in order:
             ask(env, JUDGE, text)
     assert one.state_key() == two.state_key() != _world("whale").state_key()
@@ -348,11 +369,13 @@ def test_both_environments_keep_the_contract() -> None:
 def test_the_registry_makes_both_kinds() -> None:
     make = ENVIRONMENTS["twenty_questions"]
     assert isinstance(make(task_for("dog"), PUBLISHED), TwentyQuestions)
-    assert isinstance(make_twenty_questions(task_for("dog"), PUBLISHED, GRAMMAR), WorldTwentyQuestions)
+    assert isinstance(
+        make_twenty_questions(task_for("dog"), PUBLISHED, GRAMMAR), WorldTwentyQuestions
+    )
 
 
 class _SharedState(TwentyQuestions):
-    progress_made = [0.0]
+    progress_made: ClassVar[list[float]] = [0.0]
 
     def progress(self) -> float:
         return self.progress_made[0]
@@ -403,11 +426,13 @@ class _Endless(TwentyQuestions):
 
 class _Lenient(TwentyQuestions):
     def apply(self, action: Action, reply: JudgeReply | None) -> Outcome:
-        return super().apply(action, reply or (JudgeReply(Verdict.NO) if action.needs_judge else None))
+        return super().apply(
+            action, reply or (JudgeReply(Verdict.NO) if action.needs_judge else None)
+        )
 
 
 class _Counting(TwentyQuestions):
-    games = [0]
+    games: ClassVar[list[int]] = [0]
 
     def apply(self, action: Action, reply: JudgeReply | None) -> Outcome:
         self.games[0] += 1
@@ -429,7 +454,9 @@ class _Counting(TwentyQuestions):
         (_Counting, "went differently"),
     ],
 )
-def test_a_breach_of_the_contract_is_named(kind: Callable[..., TwentyQuestions], sentence: str) -> None:
+def test_a_breach_of_the_contract_is_named(
+    kind: Callable[..., TwentyQuestions], sentence: str
+) -> None:
     settings = TwentyQuestionsSettings(max_turns=4)
     with pytest.raises(EnvContractError, match=sentence):
         check_env(lambda: kind(task_for("dog"), settings))

@@ -78,7 +78,7 @@ def total_reward(used: Mapping[str, FloatArray], table: TurnTable) -> FloatArray
 
 def live_games(table: TurnTable) -> BoolArray:
     """Games with at least one valid turn, ``[N]``; only these enter any statistic."""
-    return table.grid(table.valid).any(axis=1)
+    return np.asarray(table.grid(table.valid).any(axis=1), dtype=np.bool_)
 
 
 def return_to_go(rewards: FloatArray, gamma: float) -> FloatArray:

@@ -57,7 +57,11 @@ class GrpoTurnRtg(Stateless):
     requires: ClassVar[tuple[str, ...]] = ("group", "traj", "turn", "valid", "rewards")
     provides: ClassVar[tuple[str, ...]] = ("advantages",)
     grain: ClassVar[Grain] = Grain.GROUP
-    needs_group: ClassVar[bool] = True
+
+    @property
+    def needs_group(self) -> bool:
+        """A group of one teaches nothing."""
+        return True
 
     def apply(self, table: TurnTable, previous: Advantage | None = None) -> Advantage:
         """Advantages ``[R]``.

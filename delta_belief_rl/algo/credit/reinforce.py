@@ -52,7 +52,11 @@ class Rloo(Stateless):
     requires: ClassVar[tuple[str, ...]] = ("group", "traj", "valid", "rewards")
     provides: ClassVar[tuple[str, ...]] = ("advantages",)
     grain: ClassVar[Grain] = Grain.GROUP
-    needs_group: ClassVar[bool] = True
+
+    @property
+    def needs_group(self) -> bool:
+        """A group of one teaches nothing."""
+        return True
 
     def apply(self, table: TurnTable, previous: Advantage | None = None) -> Advantage:
         """Advantages ``[R]``.
@@ -90,7 +94,11 @@ class Reinforce(Stateless):
     requires: ClassVar[tuple[str, ...]] = ("traj", "turn", "valid", "rewards")
     provides: ClassVar[tuple[str, ...]] = ("advantages",)
     grain: ClassVar[Grain] = Grain.GROUP
-    needs_group: ClassVar[bool] = False
+
+    @property
+    def needs_group(self) -> bool:
+        """The batch is the baseline."""
+        return False
 
     def apply(self, table: TurnTable, previous: Advantage | None = None) -> Advantage:
         """Advantages ``[R]``.

@@ -24,6 +24,7 @@ into micro-batches and ranks, so the sum of the parts is the loss of the whole. 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -56,23 +57,32 @@ def count_units(
     keep = weight > 0
     return {
         "tokens": float(keep.sum()),
-        "rows": float(torch.unique(rows[keep]).numel()),
-        "turns": 0.0 if turns is None else float(torch.unique(turns[keep]).numel()),
+        "rows": float(number_units(rows[keep])[0]),
+        "turns": 0.0 if turns is None else float(number_units(turns[keep])[0]),
         "length": float(length),
     }
 
 
+def number_units(unit: Tensor) -> tuple[int, Tensor]:
+    """How many distinct units there are, and each token's unit as ``0 .. count - 1``, ``[T]``."""
+    names, index = cast(
+        "tuple[Tensor, Tensor]",
+        torch.unique(unit, return_inverse=True),  # pyright: ignore[reportUnknownMemberType]
+    )
+    return names.numel(), index
+
+
 def unit_sizes(unit: Tensor, keep: Tensor) -> Tensor:
     """Number of kept tokens in each token's own unit, ``[T] -> [T]``."""
-    names, index = torch.unique(unit, return_inverse=True)
-    size = torch.zeros(len(names), device=unit.device)
+    count, index = number_units(unit)
+    size = torch.zeros(count, device=unit.device)
     return size.index_add(0, index, keep.to(size.dtype))[index]
 
 
 def unit_mean(values: Tensor, unit: Tensor, keep: Tensor) -> Tensor:
     """Mean of the kept values in each token's own unit, ``[T] -> [T]``; 0 in an empty unit."""
-    names, index = torch.unique(unit, return_inverse=True)
-    total = torch.zeros(len(names), device=unit.device, dtype=values.dtype)
+    count, index = number_units(unit)
+    total = torch.zeros(count, device=unit.device, dtype=values.dtype)
     total = total.index_add(0, index, torch.where(keep, values, 0.0))
     return total[index] / unit_sizes(unit, keep).clamp(min=1).to(values.dtype)
 

@@ -19,8 +19,7 @@ tis_imp_ratio_cap)``. Dropped tokens stay in the denominators, which are counted
 stays a sum over micro-batches. Every rate is a metric.
 
 Source: PPO 1707.06347, dual clip 1912.09729, DAPO 2503.14476, GSPO 2507.18071, CISPO 2506.13585,
-    turn ratio
-2601.04767.
+turn ratio 2601.04767.
 """
 
 from __future__ import annotations
@@ -37,6 +36,7 @@ from delta_belief_rl.algo.losses.aggregate import (
     AGGREGATION_NAMES,
     Metrics,
     aggregate,
+    number_units,
     pair,
     unit_mean,
 )
@@ -143,8 +143,8 @@ def mismatch_weight(
 
 def _game_rate(flag: Tensor, rows: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
     """(games with a flagged token, games with a token)."""
-    total = torch.unique(rows[present]).numel()
-    hit = torch.unique(rows[flag & present]).numel()
+    total = number_units(rows[present])[0]
+    hit = number_units(rows[flag & present])[0]
     where = rows.device
     return torch.tensor(float(hit), device=where), torch.tensor(float(total), device=where)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from delta_belief_rl.envs import answers
 from delta_belief_rl.envs.base import Action, Outcome
 from delta_belief_rl.envs.twenty_questions import (
     GameState,
@@ -27,6 +26,7 @@ WORLD_NOTICES: Mapping[str, str] = {
 }
 """Replies of the embedded world: one word each, for a small vocabulary."""
 
+
 def world_settings(max_turns: int) -> TwentyQuestionsSettings:
     """Settings of the embedded world: the strict rule, lists refused, replies of one word."""
     return TwentyQuestionsSettings(
@@ -42,13 +42,15 @@ def world_settings(max_turns: int) -> TwentyQuestionsSettings:
 class WorldTwentyQuestions(TwentyQuestions):
     """One game over a thing of an embedded world; every optional hook is exact.
 
-    Questions that ask for the same property, or guess the same thing, count as repeated in whatever words.
+    Questions that ask for the same property, or guess the same thing, count as repeated in whatever
+    words.
 
     Args:
         task: Its secret is a thing of the world, by name or alias.
         settings: Usually ``world_settings``.
         grammar: The parser of the world, shared by all games.
-        candidates: Names of the things that the prior of ``belief`` and ``progress`` covers; all when None.
+        candidates: Names of the things that the prior of ``belief`` and ``progress`` covers; all
+            when None.
 
     Raises:
         UserError: For a secret that is not a thing of the world, or not a candidate.
@@ -67,8 +69,8 @@ class WorldTwentyQuestions(TwentyQuestions):
         knowledge = Knowledge.start(grammar.world, candidates)
         if secret is None or not knowledge.candidates[grammar.world.index(secret)]:
             raise UserError(
-                f"The secret {task.secret!r} of the task {task.id!r} is not among the things of the world "
-                f"{grammar.world.name!r}: use tasks made from that world."
+                f"The secret {task.secret!r} of the task {task.id!r} is not among the things of "
+                f"the world {grammar.world.name!r}: use tasks made from that world."
             )
         self.secret = secret
         self._state = GameState(knowledge=knowledge)
@@ -95,10 +97,16 @@ class WorldTwentyQuestions(TwentyQuestions):
     def footprint(self) -> tuple[frozenset[str], frozenset[str]]:
         """Facts that the last action builds on, and the fact that it established.
 
-        A question reads the facts that make it more informative than it was at the start; a guess reads the
-        facts that rule out what nothing else does. Only an answered action writes.
+        A question reads the facts that make it more informative than it was at the start; a guess
+        reads the facts that rule out what nothing else does. Only an answered action writes.
         """
-        return self._state.reads, self._state.writes
+        before, key = self._state.known_before, self._state.last_key
+        kind, _, name = key.partition(":")
+        if before is None or not key:
+            return frozenset(), frozenset()
+        if kind == "property":
+            return before.supporting_facts(name), frozenset({name})
+        return before.useful_facts(), frozenset({key})
 
     def _read(self, question: str) -> Reading:
         reading = super()._read(question)
@@ -126,13 +134,10 @@ class WorldTwentyQuestions(TwentyQuestions):
             return
         kind, _, name = reading.action_key.partition(":")
         if kind == "property":
-            reads = knowledge.supporting_facts(name)
             knowledge = knowledge.learn(name, outcome.verdict is Verdict.YES)
         elif kind == "guess":
-            reads = knowledge.useful_facts()
             if outcome.verdict is Verdict.NO:
                 knowledge = knowledge.rule_out(name)
         else:
             return
-        writes = frozenset({name if kind == "property" else reading.action_key})
-        self._state = replace(self._state, knowledge=knowledge, reads=reads, writes=writes)
+        self._state = replace(self._state, knowledge=knowledge, last_key=reading.action_key)

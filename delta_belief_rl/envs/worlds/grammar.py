@@ -1,8 +1,8 @@
-"""Parser of the embedded world's questions: a property, a direct guess, a list of candidates, or neither.
+"""Parser of the embedded world's questions: a property, a direct guess, a list, or neither.
 
-Understanding is exact. A question is rewritten into canonical forms (see ``phrases``) and looked up in a table
-made from the world's own phrasings; there is no fuzzy matching. What is not understood is ``invalid`` and
-never answered as another question.
+Understanding is exact. A question is rewritten into canonical forms (see ``phrases``) and looked up
+in a table made from the world's own phrasings; there is no fuzzy matching. What is not understood
+is ``invalid`` and never answered as another question.
 """
 
 from __future__ import annotations
@@ -22,16 +22,19 @@ Kind = Literal["property", "guess", "list", "invalid"]
 _GUESS = re.compile(
     r"^(?:is|could|can|might|may) it (?:be )?(?:it )?"
     r"(?:(?:just|simply|maybe|perhaps|possibly|actually|really|in fact|by any chance) )*"
-    r"(?P<mark>(?:(?:something |a thing )?(?:called|named|known as) )?(?:(?:an?|the|some) )?['\"]? ?)"
+    r"(?P<mark>(?:(?:something |a thing )?(?:called|named|known as) )?"
+    r"(?:(?:an?|the|some) )?['\"]? ?)"
     r"(?P<name>.+)$"
 )
 _SEPARATOR = re.compile(
     r"[,;:/|&?!.]|\b(?:or|and|either|versus|vs|plus)\b|(?<=\w)\s+(?=is it\b)", re.IGNORECASE
 )
 _OPENING = re.compile(
-    r"^(?:.*\b)?(?:is|could|can|might|may) it (?:be )?(?:called |named )?|^.*\bit (?:is|could be|might be) "
+    r"^(?:.*\b)?(?:is|could|can|might|may) it (?:be )?(?:called |named )?|"
+    r"^.*\bit (?:is|could be|might be) "
 )
 _ARTICLE = re.compile(r"^(?:an?|the|some) ")
+_CACHED_TEXTS = 20_000
 _NEGATION = re.compile(r"\b(?:not|never|neither|nor|no|without|nothing)\b")
 
 
@@ -40,8 +43,8 @@ class ParsedQuestion:
     """What a question asks.
 
     Attributes:
-        kind: ``property``: asks for one property. ``guess``: names one thing, directly. ``list``: offers
-            several candidates. ``invalid``: anything else.
+        kind: ``property``: asks for one property. ``guess``: names one thing, directly. ``list``:
+            offers several candidates. ``invalid``: anything else.
         property_key: The property asked for, for ``property`` only.
         thing: The canonical name of the thing guessed, for ``guess`` only.
         mentions: Canonical names of all things whose name or alias stands in the text, in order.
@@ -65,11 +68,11 @@ class ParsedQuestion:
 
 
 class Grammar:
-    """The phrase tables of one world. Build it once and share it: it has no state beyond the tables.
+    """The phrase tables of one world; built once and shared by all games.
 
     Raises:
-        UserError: Where two properties share a phrasing, two things share a name, or a thing cannot be
-            guessed because its name with an article reads as a property's phrasing.
+        UserError: Where two properties share a phrasing, two things share a name, or a thing cannot
+            be guessed because its name with an article reads as a property's phrasing.
     """
 
     def __init__(self, world: World) -> None:
@@ -80,9 +83,19 @@ class Grammar:
         self._read_properties()
         self._read_things()
         self._longest = max(len(name.split()) for name in self._names)
+        self._parsed: dict[str, ParsedQuestion] = {}
 
     def parse(self, text: str) -> ParsedQuestion:
         """Read one question. Any text is accepted; the worst result is ``invalid``."""
+        parsed = self._parsed.get(text)
+        if parsed is None:
+            # Small agents ask the same few hundred questions over and over.
+            if len(self._parsed) >= _CACHED_TEXTS:
+                self._parsed.clear()
+            parsed = self._parsed[text] = self._parse(text)
+        return parsed
+
+    def _parse(self, text: str) -> ParsedQuestion:
         question = plain(text)
         mentions = self._mentions(question)
         if not question:
@@ -110,8 +123,8 @@ class Grammar:
                 key = plain(phrasing)
                 if self._plain.setdefault(key, prop.key) != prop.key:
                     raise UserError(
-                        f"The phrasing {phrasing!r} of the world {self.world.name!r} stands for both "
-                        f"{self._plain[key]!r} and {prop.key!r}: remove it from one of them."
+                        f"The phrasing {phrasing!r} of the world {self.world.name!r} stands for "
+                        f"both {self._plain[key]!r} and {prop.key!r}: remove it from one of them."
                     )
                 wide = loose(key)
                 if self._loose.setdefault(wide, prop.key) != prop.key:
@@ -125,18 +138,18 @@ class Grammar:
                 key = _name_key(name)
                 if not key or self._names.setdefault(key, thing.name) != thing.name:
                     raise UserError(
-                        f"The name {name!r} of {thing.name!r} in the world {self.world.name!r} is empty or "
-                        f"belongs to another thing too: choose another."
+                        f"The name {name!r} of {thing.name!r} in the world {self.world.name!r} is "
+                        "empty or belongs to another thing too: choose another."
                     )
                 forms = (f"is it {article} {key}" for article in ("a", "an", "the"))
                 if clash := next((form for form in forms if form in self._plain), None):
                     raise UserError(
-                        f"The thing {thing.name!r} of the world {self.world.name!r} cannot be guessed: "
-                        f"{clash!r} asks for the property {self._plain[clash]!r}."
+                        f"The thing {thing.name!r} of the world {self.world.name!r} cannot be "
+                        f"guessed: {clash!r} asks for the property {self._plain[clash]!r}."
                     )
 
     def _lookup(self, question: str) -> tuple[Literal["property", "guess"], str] | None:
-        """Read a direct question. A marked name (article, quotes) comes before a property's loose form."""
+        """Read a direct question; a name with article or quotes precedes a loose form."""
         if key := self._plain.get(question):
             return "property", key
         match = _GUESS.match(question)
@@ -147,16 +160,16 @@ class Grammar:
             return "property", key
         return ("guess", thing) if thing else None
 
-    def _agreed(
-        self, questions: Iterable[str]
-    ) -> tuple[Literal["property", "guess"], str] | None:
+    def _agreed(self, questions: Iterable[str]) -> tuple[Literal["property", "guess"], str] | None:
         """The one reading that all readable questions share; None when they disagree."""
         found = {reading for question in questions if (reading := self._lookup(question))}
         return found.pop() if len(found) == 1 else None
 
     def _mentions(self, question: str) -> tuple[str, ...]:
-        """Things named in the text; of overlapping names the longest counts ("hot dog" is no "dog")."""
-        words = [bare for word in re.split(r"[\s,;:/|&?!.\"()]+", question) if (bare := word.strip("'"))]
+        """Things named in the text; the longest of overlapping names counts."""
+        words = [
+            bare for word in re.split(r"[\s,;:/|&?!.\"()]+", question) if (bare := word.strip("'"))
+        ]
         found: dict[str, None] = {}
         at = 0
         while at < len(words):
@@ -183,7 +196,8 @@ class Grammar:
 def answer(world: World, parsed: ParsedQuestion, secret: str) -> Verdict:
     """What the table says to a parsed question.
 
-    A property is answered yes or no, a direct guess wins or is answered no, everything else is invalid.
+    A property is answered yes or no, a direct guess wins or is answered no, everything else is
+    invalid.
 
     Args:
         world: The table.

@@ -17,7 +17,8 @@ from delta_belief_rl.types import BoolArray, FloatArray, UserError
 class Knowledge:
     """The facts learnt in one game. Immutable: learning returns a new object.
 
-    The prior is uniform over ``candidates``; the posterior is uniform over what is consistent with the facts.
+    The prior is uniform over ``candidates``; the posterior is uniform over what is consistent with
+    the facts.
 
     Attributes:
         candidates: Things that were possible before the first answer, bool ``[things]``.
@@ -68,6 +69,7 @@ class Knowledge:
 
     @property
     def num_consistent(self) -> int:
+        """Number of things that are still possible."""
         return int(self.consistent.sum())
 
     @property
@@ -82,7 +84,8 @@ class Knowledge:
     def posterior(self) -> FloatArray:
         """Probability of each thing, ``[things]``.
 
-        Facts that contradict each other, as a noisy judge may give, say nothing: the prior is returned.
+        Facts that contradict each other, as a noisy judge may give, say nothing: the prior is
+        returned.
         """
         support = self._support()
         return support / support.sum()
@@ -93,7 +96,7 @@ class Knowledge:
         return {self.world.things[i].name: float(posterior[i]) for i in np.flatnonzero(posterior)}
 
     def progress(self) -> float:
-        """Bits gained: ``log2(candidates / consistent)``; 0 when the facts contradict each other."""
+        """Bits gained: ``log2(candidates / consistent)``; 0 for contradicting facts."""
         return math.log2(int(self.candidates.sum()) / int(self._support().sum()))
 
     def _support(self) -> BoolArray:
@@ -122,10 +125,10 @@ class Knowledge:
         return frozenset(key for key, column in columns.items() if (only & ~column).any())
 
     def supporting_facts(self, property_key: str) -> frozenset[str]:
-        """Keys of the facts that by themselves make a question more informative than it was at the start.
+        """Keys of the facts that each make a question more informative than at the start.
 
-        "Is it a mammal" is a better question once "is it an animal" was answered yes; the second fact then
-        supports the first question.
+        "Is it a mammal" is a better question once "is it an animal" was answered yes; the
+        second fact then supports the first question.
         """
         column = self.world.values[:, self.world.property_index(property_key)]
         before = _entropy(column[self.candidates])

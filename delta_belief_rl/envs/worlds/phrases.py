@@ -1,11 +1,11 @@
 """Rewriting of English yes/no questions into the few forms that a phrase table can be looked up by.
 
-Nothing here knows a world. Every function maps text to text; the grammar then looks results up exactly, so a
-rewriting that produces nonsense finds nothing, and never another question's answer.
+Nothing here knows a world. Every function maps text to text; the grammar then looks results up
+exactly, so a rewriting that produces nonsense finds nothing, and never another question's answer.
 
-Two levels of canonical text exist. ``plain`` keeps every word of content and only unifies spelling of the
-same sentence (case, quotes, fillers, what "it" is called). ``loose`` also drops articles and hedges and
-unifies who acts ("people", "you", "one").
+Two levels of canonical text exist. ``plain`` keeps every word of content and only unifies spelling
+of the same sentence (case, quotes, fillers, what "it" is called). ``loose`` also drops articles and
+hedges and unifies who acts ("people", "you", "one").
 """
 
 from __future__ import annotations
@@ -35,13 +35,8 @@ _SUBJECTS = (
 )
 _DEMONSTRATIVE = re.compile(rf"^({_AUX}) (?:this|that) (?=\S)")
 
-_NUMBERS = dict(
-    zip(
-        map(str, range(13)),
-        "zero one two three four five six seven eight nine ten eleven twelve".split(),
-        strict=True,
-    )
-)
+_NUMBER_WORDS = "zero one two three four five six seven eight nine ten eleven twelve"
+_NUMBERS = {str(value): word for value, word in enumerate(_NUMBER_WORDS.split())}
 _SPELLING = {
     **_NUMBERS,
     "colour": "color",
@@ -69,13 +64,14 @@ _SPELLING = {
     "moustache": "mustache",
     "plough": "plow",
 }
-_DROPPED = frozenset(
-    "a an the any usually normally typically generally commonly mostly mainly primarily actually really "
-    "basically perhaps maybe possibly ever".split()
+_DROPPED_WORDS = (
+    "a an the any usually normally typically generally commonly mostly mainly primarily actually "
+    "really basically perhaps maybe possibly ever"
 )
+_DROPPED = frozenset(_DROPPED_WORDS.split())
 _GENERIC = re.compile(
-    rf"^(?:({_AUX}) )(?:most people|some people|people|humans|persons|we|one|someone|somebody|anyone|"
-    r"anybody|i) "
+    rf"^(?:({_AUX}) )(?:most people|some people|people|humans|persons|we|one|someone|"
+    r"somebody|anyone|anybody|i) "
 )
 _LOOSE_OPENINGS = (
     (re.compile(r"^(?:has|have) it (?:got )?(?!been )"), "does it have "),
@@ -93,28 +89,31 @@ _SAY = (
     ),
     re.compile(r"^(?:please )?tell me (?:if|whether) "),
     re.compile(
-        r"^i (?:wonder|am wondering|want to know|would like to know|would like to ask) (?:if|whether) "
+        r"^i (?:wonder|am wondering|want to know|would like to (?:know|ask)) (?:if|whether) "
     ),
     re.compile(r"^is it (?:true|correct|right|the case|fair to say|accurate to say) that "),
     re.compile(r"^would it be (?:fair|right|correct|true|accurate)(?: to say)? that "),
 )
 _CALL = re.compile(
-    r"^(?:would|do|can|could) you (?:call|consider|describe|classify|regard|see) it (?:to be |as )?"
+    r"^(?:would|do|can|could) you (?:call|consider|describe|classify|regard) it (?:to be |as )?"
 )
 _SOMETHING = re.compile(
-    r"^(?:is|could) it (?:be )?(?:something|a thing|an object|an item|the (?:kind|sort|type) of thing|"
-    r"a (?:kind|sort|type) of thing)(?: that| which)? "
+    r"^(?:is|could) it (?:be )?"
+    r"(?:something|a thing|an object|an item|(?:the|a) (?:kind|sort|type) of thing)"
+    r"(?: that| which)? "
 )
 _THINKING = re.compile(r"^are you thinking (?:of|about) (?=\S)")
-_MODALS = frozenset("is can could has was will would should may might does".split())
-_PERSONS = frozenset("you people we one someone somebody humans".split())
+_MODALS = frozenset(
+    ("is", "can", "could", "has", "was", "will", "would", "should", "may", "might", "does")
+)
+_PERSONS = frozenset(("you", "people", "we", "one", "someone", "somebody", "humans"))
 
 
 def plain(text: str) -> str:
     """Unify how the same words can be written; no word of content is lost.
 
-    Normal form, contractions written out, hyphens as spaces, fillers removed, and "the thing", "the secret",
-    "this object" and the like replaced by "it".
+    Normal form, contractions written out, hyphens as spaces, fillers removed, and "the thing", "the
+    secret", "this object" and the like replaced by "it".
 
     Example:
         >>> plain("So, is the secret thing man-made?")
@@ -156,8 +155,8 @@ def loose(text: str) -> str:
 def rephrasings(text: str) -> list[str]:
     """Direct questions that a question in a polite or relative wrapper may stand for.
 
-    "Would you say it can fly" gives "can it fly"; "is it something you eat" gives "do you eat it" among
-    others that mean nothing. The text itself is not among them.
+    "Would you say it can fly" gives "can it fly"; "is it something you eat" gives "do you eat it"
+    among others that mean nothing. The text itself is not among them.
 
     Args:
         text: A result of ``plain``.

@@ -1,7 +1,7 @@
-"""Players of the embedded world: a random one, the mediocre teacher of the warm-up, and the ceiling.
+"""Players of the embedded world: a random one, the warm-up's teacher, and the ceiling.
 
-All of them reason exactly from the table; they differ in which questions they choose. Every random choice
-comes from the generator that is passed in.
+All of them reason exactly from the table; they differ in which questions they choose. Every random
+choice comes from the generator that is passed in.
 """
 
 from __future__ import annotations
@@ -67,6 +67,7 @@ class WinRate:
 
     @property
     def rate(self) -> float:
+        """Share of games won."""
         return self.wins / self.games
 
 
@@ -149,9 +150,9 @@ class RandomPlayer(_TablePlayer):
 class MediocrePlayer(_TablePlayer):
     """The teacher of the warm-up: makes no mistakes, and chooses its questions poorly.
 
-    It never repeats a question and guesses only what fits the answers. A question is informative with
-    probability ``informative`` and any unasked one otherwise. With ``n`` things left it guesses with
-    probability ``eagerness / n``.
+    It never repeats a question and guesses only what fits the answers. A question is informative
+    with probability ``informative`` and any unasked one otherwise. With ``n`` things left it
+    guesses with probability ``eagerness / n``.
 
     Args:
         informative: Share of questions chosen among those whose answer is not known already.

@@ -17,12 +17,11 @@ import difflib
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import yaml
@@ -32,17 +31,9 @@ DATA_DIR = Path(__file__).parent / "data"
 SPLITS = ("train", "val", "test")
 
 _SECTIONS = ("name", "properties", "categories", "things", "splits")
-_NAME = re.compile(r"[^\W_]+(?:['-][^\W_]+)*(?: [^\W_]+(?:['-][^\W_]+)*)*")
+_WORDS = re.compile(r"[^\W_]+(?:['-][^\W_]+)*(?: [^\W_]+(?:['-][^\W_]+)*)*")
 _KEY = re.compile(r"[a-z][a-z0-9]*(?:_[a-z0-9]+)*")
-_IRREGULAR_PLURALS = {
-    "feet": "foot",
-    "teeth": "tooth",
-    "geese": "goose",
-    "mice": "mouse",
-    "men": "man",
-    "women": "woman",
-    "children": "child",
-}
+_IRREGULAR_PLURALS = {"feet": "foot", "teeth": "tooth", "mice": "mouse", "children": "child"}
 
 
 class WorldError(ValueError):
@@ -114,8 +105,7 @@ class World:
             ],
             [[name, self.splits[name]] for name in SPLITS],
         ]
-        canonical = json.dumps(content, ensure_ascii=True, separators=(",", ":"))
-        return hashlib.sha256(canonical.encode("ascii")).hexdigest()
+        return hashlib.sha256(json.dumps(content).encode("ascii")).hexdigest()
 
     @cached_property
     def _rows(self) -> dict[str, int]:
@@ -126,10 +116,10 @@ class World:
         return {entry.key: column for column, entry in enumerate(self.properties)}
 
     def _look_up(self, table: Mapping[str, int], name: str, kind: str) -> int:
-        if name not in table:
-            cure = _nearest(name, table, f"take one of its {len(table)} names")
-            raise WorldError(f"world '{self.name}' has no {kind} '{name}'; {cure}.")
-        return table[name]
+        if name in table:
+            return table[name]
+        cure = _nearest(name, table, f"take one of its {len(table)} names")
+        raise WorldError(f"world '{self.name}' has no {kind} '{name}'; {cure}.")
 
 
 def load_world(path_or_name: str | Path) -> World:
@@ -142,7 +132,7 @@ def load_world(path_or_name: str | Path) -> World:
     document = _read(path)
     name = document["name"]
     if not isinstance(name, str) or not name:
-        raise WorldError(f"{path}: 'name' is not a text; give the world a short name.")
+        raise _defect(path, "'name' is not a text", "give the world a short name")
     properties = _properties(path, document["properties"])
     keys = [entry.key for entry in properties]
     categories = _categories(path, document["categories"], keys)
@@ -155,26 +145,31 @@ def load_world(path_or_name: str | Path) -> World:
     return World(name, properties, things, values, splits)
 
 
+def _defect(path: Path, cause: str, cure: str) -> WorldError:
+    return WorldError(f"{path}: {cause}; {cure}.")
+
+
+def _nearest(name: object, known: Iterable[str], otherwise: str) -> str:
+    """The cure for an unknown name: the most similar known one, if there is any."""
+    close = difflib.get_close_matches(str(name), list(known), n=1)
+    return f"did you mean '{close[0]}'" if close else otherwise
+
+
 def _locate(path_or_name: str | Path) -> Path:
-    if isinstance(path_or_name, str) and re.fullmatch(r"[\w-]+", path_or_name):
-        path = DATA_DIR / f"{path_or_name}.yaml"
-        if not path.is_file():
-            packaged = ", ".join(sorted(found.stem for found in DATA_DIR.glob("*.yaml")))
-            raise WorldError(
-                f"{path}: no packaged world is called '{path_or_name}'; "
-                f"take one of ({packaged}) or give the path of a .yaml file."
-            )
-        return path
-    return Path(path_or_name)
-
-
-# --- YAML to checked Python values -----------------------------------------------------------
+    if isinstance(path_or_name, Path) or not re.fullmatch(r"[\w-]+", path_or_name):
+        return Path(path_or_name)
+    path = DATA_DIR / f"{path_or_name}.yaml"
+    if not path.is_file():
+        packaged = ", ".join(sorted(found.stem for found in DATA_DIR.glob("*.yaml")))
+        cure = f"take one of ({packaged}) or give the path of a .yaml file"
+        raise _defect(path, f"no packaged world is called '{path_or_name}'", cure)
+    return path
 
 
 class _Loader(yaml.BaseLoader):
     """Reads every scalar as text (so `yes:` stays a word) and refuses a key given twice."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[object, object]:
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[str] = set()
         for key_node, _ in node.value:
             key = str(key_node.value)
@@ -182,36 +177,34 @@ class _Loader(yaml.BaseLoader):
                 line = key_node.start_mark.line + 1
                 raise WorldError(f"'{key}' is given twice, again on line {line}; keep one of them.")
             seen.add(key)
-        return super().construct_mapping(node, deep=True)
+        return super().construct_mapping(node, deep=deep)
 
 
 def _read(path: Path) -> dict[str, object]:
+    """The five sections of the file, not yet checked themselves."""
     try:
-        text = path.read_text(encoding="utf-8")
+        document: object = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
     except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise WorldError(f"{path}: cannot be read ({reason}); check the path.") from error
+        raise _defect(path, f"cannot be read ({error.strerror})", "check the path") from error
     except UnicodeDecodeError as error:
-        raise WorldError(f"{path}: is not UTF-8 text; save it as UTF-8.") from error
-    try:
-        document: object = yaml.load(text, Loader=_Loader)
+        raise _defect(path, "is not UTF-8 text", "save it as UTF-8") from error
     except WorldError as error:
         raise WorldError(f"{path}: {error}") from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" near line {mark.line + 1}" if mark is not None else ""
-        raise WorldError(f"{path}: is not valid YAML{where}; correct the syntax.") from error
+        raise _defect(path, f"is not valid YAML{where}", "correct the syntax") from error
     sections = _mapping(path, document, "the file")
     _check_keys(path, sections, _SECTIONS, "the file")
     for section in _SECTIONS:
         if section not in sections:
-            raise WorldError(f"{path}: the section '{section}' is missing; add it.")
+            raise _defect(path, f"the section '{section}' is missing", "add it")
     return sections
 
 
 def _mapping(path: Path, value: object, where: str) -> dict[str, object]:
     if not isinstance(value, dict):
-        raise WorldError(f"{path}: {where} is not a mapping; write it as 'key: value' entries.")
+        raise _defect(path, f"{where} is not a mapping", "write it as 'key: value' entries")
     return cast("dict[str, object]", value)
 
 
@@ -219,23 +212,16 @@ def _texts(path: Path, value: object, where: str) -> tuple[str, ...]:
     """The strings of a list; a text, a mapping or an empty item in its place is refused."""
     items = cast("list[object]", value) if isinstance(value, list) else None
     if items is None or not all(isinstance(item, str) and item for item in items):
-        raise WorldError(f"{path}: {where} is not a list of texts; write it as [a, b].")
+        raise _defect(path, f"{where} is not a list of texts", "write it as [one, two]")
     return tuple(cast("list[str]", items))
 
 
 def _check_keys(path: Path, entry: Iterable[str], allowed: Iterable[str], where: str) -> None:
     for key in entry:
         if key not in allowed:
-            cure = _nearest(key, allowed, "remove it")
-            raise WorldError(f"{path}: unknown key '{key}' in {where}; {cure}.")
-
-
-def _nearest(name: str, known: Iterable[str], otherwise: str) -> str:
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f"did you mean '{close[0]}'" if close else otherwise
-
-
-# --- properties and phrasings ----------------------------------------------------------------
+            raise _defect(
+                path, f"unknown key '{key}' in {where}", _nearest(key, allowed, "remove it")
+            )
 
 
 def _properties(path: Path, section: object) -> tuple[Property, ...]:
@@ -244,37 +230,32 @@ def _properties(path: Path, section: object) -> tuple[Property, ...]:
     for key, value in _mapping(path, section, "'properties'").items():
         where = f"property '{key}'"
         if not _KEY.fullmatch(key):
-            raise WorldError(f"{path}: {where} is not snake_case; rename it like has_wheels.")
+            raise _defect(path, f"{where} is not snake_case", "rename it like has_wheels")
         entry = _mapping(path, value, where)
         _check_keys(path, entry, ("ask",), where)
         phrasings = _texts(path, entry.get("ask", []), f"'ask' of {where}")
         if not phrasings:
-            raise WorldError(f"{path}: {where} has no phrasing; list at least one under 'ask'.")
+            raise _defect(path, f"{where} has no phrasing", "list at least one under 'ask'")
         for phrasing in phrasings:
             _check_phrasing(path, phrasing, where)
             if phrasing in owners:
-                raise WorldError(
-                    f"{path}: the phrasing '{phrasing}' of {where} already asks for property "
-                    f"'{owners[phrasing]}'; keep it in one place."
+                cause = (
+                    f"the phrasing '{phrasing}' of {where} already asks for '{owners[phrasing]}'"
                 )
+                raise _defect(path, cause, "keep it in one place")
             owners[phrasing] = key
         properties.append(Property(key, phrasings))
-    if not properties:
-        raise WorldError(f"{path}: 'properties' is empty; add at least one property.")
     return tuple(properties)
 
 
 def _check_phrasing(path: Path, phrasing: str, where: str) -> None:
+    which = f"the phrasing '{phrasing}' of {where}"
     if "," in phrasing or {"or", "and"} & set(phrasing.lower().split()):
-        raise WorldError(
-            f"{path}: the phrasing '{phrasing}' of {where} has 'or', 'and' or a comma and reads "
-            "like a list of candidates; ask for one thing."
-        )
-    if phrasing != phrasing.lower() or not _NAME.fullmatch(phrasing):
-        raise WorldError(
-            f"{path}: the phrasing '{phrasing}' of {where} is not plain lower-case words; "
-            "leave out capitals, punctuation and double spaces."
-        )
+        cause = f"{which} has 'or', 'and' or a comma and reads like a list of candidates"
+        raise _defect(path, cause, "ask for one thing")
+    if phrasing != phrasing.lower() or not _WORDS.fullmatch(phrasing):
+        cure = "leave out capitals, punctuation and double spaces"
+        raise _defect(path, f"{which} is not plain lower-case words", cure)
 
 
 def _check_no_phrasing_names_a_thing(
@@ -291,15 +272,9 @@ def _check_no_phrasing_names_a_thing(
             words = [_base_forms(word) for word in phrasing.split()]
             for name, target in names.items():
                 starts = range(len(words) - len(target) + 1)
-                if any(all(map(_overlap, words[at:], target)) for at in starts):
-                    raise WorldError(
-                        f"{path}: the phrasing '{phrasing}' of property '{entry.key}' contains "
-                        f"the name '{name}'; reword it or rename the thing."
-                    )
-
-
-def _overlap(left: frozenset[str], right: frozenset[str]) -> bool:
-    return not left.isdisjoint(right)
+                if any(all(map(_meet, words[at:], target)) for at in starts):
+                    cause = f"the phrasing '{phrasing}' of property '{entry.key}' contains '{name}'"
+                    raise _defect(path, cause, "reword it or rename the thing")
 
 
 def _base_forms(word: str) -> frozenset[str]:
@@ -311,42 +286,38 @@ def _base_forms(word: str) -> frozenset[str]:
     return frozenset(forms)
 
 
-# --- categories, things, splits --------------------------------------------------------------
+def _meet(left: frozenset[str], right: frozenset[str]) -> bool:
+    return not left.isdisjoint(right)
 
 
 def _categories(path: Path, section: object, keys: list[str]) -> dict[str, frozenset[str]]:
     """For each category the properties that hold for it, those of its parents included."""
-    entries = {
-        name: _mapping(path, value or {}, f"category '{name}'")
-        for name, value in _mapping(path, section, "'categories'").items()
-    }
+    entries: dict[str, dict[str, object]] = {}
+    for name, value in _mapping(path, section, "'categories'").items():
+        entries[name] = _mapping(path, value, f"category '{name}'")
+        _check_keys(path, entries[name], ("parent", "yes", "no"), f"category '{name}'")
     resolved: dict[str, frozenset[str]] = {}
     for name in entries:
         held: frozenset[str] = frozenset()
-        for ancestor in reversed(list(_lineage(path, entries, name))):
-            where = f"category '{ancestor}'"
-            _check_keys(path, entries[ancestor], ("parent", "yes", "no"), where)
-            held = _apply(path, entries[ancestor], held, keys, where)
+        for ancestor in reversed(_lineage(path, entries, name)):
+            held = _apply(path, entries[ancestor], held, keys, f"category '{ancestor}'")
         resolved[name] = held
     return resolved
 
 
-def _lineage(path: Path, entries: Mapping[str, dict[str, object]], name: str) -> Iterator[str]:
+def _lineage(path: Path, entries: Mapping[str, dict[str, object]], name: str) -> list[str]:
     """The category, its parent, and so on up to the root."""
-    seen = [name]
-    yield name
-    while "parent" in entries[seen[-1]]:
-        parent = entries[seen[-1]]["parent"]
+    line = [name]
+    while "parent" in entries[line[-1]]:
+        parent = entries[line[-1]]["parent"]
         if not isinstance(parent, str) or parent not in entries:
-            cure = _nearest(str(parent), entries, "define it under 'categories'")
-            raise WorldError(
-                f"{path}: category '{seen[-1]}' has the unknown parent '{parent}'; {cure}."
-            )
-        if parent in seen:
-            circle = " -> ".join([*seen[seen.index(parent) :], parent])
-            raise WorldError(f"{path}: categories form a circle ({circle}); remove one parent.")
-        seen.append(parent)
-        yield parent
+            cure = _nearest(parent, entries, "define it under 'categories'")
+            raise _defect(path, f"category '{line[-1]}' has the unknown parent '{parent}'", cure)
+        if parent in line:
+            circle = " -> ".join([*line[line.index(parent) :], parent])
+            raise _defect(path, f"categories form a circle ({circle})", "remove one parent")
+        line.append(parent)
+    return line
 
 
 def _apply(
@@ -357,10 +328,9 @@ def _apply(
     for key in (*yes, *no):
         if key not in keys:
             cure = _nearest(key, keys, "define it under 'properties'")
-            raise WorldError(f"{path}: {where} lists the unknown property '{key}'; {cure}.")
-    for key in yes:
-        if key in no:
-            raise WorldError(f"{path}: {where} says yes and no to '{key}'; keep one of them.")
+            raise _defect(path, f"{where} lists the unknown property '{key}'", cure)
+        if key in yes and key in no:
+            raise _defect(path, f"{where} says yes and no to '{key}'", "keep one of them")
     return (held | set(yes)) - set(no)
 
 
@@ -374,15 +344,13 @@ def _things(
         where = f"thing '{name}'"
         entry = _mapping(path, value, where)
         _check_keys(path, entry, ("in", "yes", "no", "aliases"), where)
-        category = entry.get("in")
+        category = entry.get("in", "")
         if not isinstance(category, str) or category not in categories:
-            cure = _nearest(str(category), categories, "name one under 'in' that is defined")
-            raise WorldError(f"{path}: {where} has the unknown category '{category}'; {cure}.")
+            cure = _nearest(category, categories, "name a defined category under 'in'")
+            raise _defect(path, f"{where} has the unknown category '{category}'", cure)
         aliases = _texts(path, entry.get("aliases", []), f"'aliases' of {where}")
         things.append(Thing(name, category, aliases))
         facts.append(_apply(path, entry, categories[category], keys, where))
-    if not things:
-        raise WorldError(f"{path}: 'things' is empty; add at least two things.")
     _check_names(path, things)
     return tuple(things), facts
 
@@ -391,28 +359,22 @@ def _check_names(path: Path, things: list[Thing]) -> None:
     owners = {thing.name: thing.name for thing in things}
     for thing in things:
         for name in (thing.name, *thing.aliases):
-            if name != name.lower() or not _NAME.fullmatch(name):
-                raise WorldError(f"{path}: the name '{name}' is not plain lower-case words; fix it.")
+            if name != name.lower() or not _WORDS.fullmatch(name):
+                raise _defect(path, f"the name '{name}' is not lower-case words", "rewrite it so")
         for alias in thing.aliases:
             if alias in owners:
-                raise WorldError(
-                    f"{path}: the alias '{alias}' of thing '{thing.name}' already names "
-                    f"'{owners[alias]}'; keep it in one place."
-                )
+                cause = f"the alias '{alias}' of '{thing.name}' already names '{owners[alias]}'"
+                raise _defect(path, cause, "keep it in one place")
             owners[alias] = thing.name
 
 
-def _check_told_apart(
-    path: Path, things: tuple[Thing, ...], values: NDArray[np.bool_]
-) -> None:
+def _check_told_apart(path: Path, things: tuple[Thing, ...], values: NDArray[np.bool_]) -> None:
     first_with: dict[bytes, str] = {}
     for thing, row in zip(things, values, strict=True):
         twin = first_with.setdefault(row.tobytes(), thing.name)
         if twin != thing.name:
-            raise WorldError(
-                f"{path}: no property tells '{twin}' from '{thing.name}'; "
-                "add an exception to one of them, or a property."
-            )
+            cause = f"no property tells '{twin}' from '{thing.name}'"
+            raise _defect(path, cause, "add an exception to one of them, or a property")
 
 
 def _splits(path: Path, section: object, names: list[str]) -> Mapping[str, tuple[str, ...]]:
@@ -424,13 +386,13 @@ def _splits(path: Path, section: object, names: list[str]) -> Mapping[str, tuple
         for name in _texts(path, entry.get(split, []), f"split '{split}'"):
             if name not in names:
                 cure = _nearest(name, names, "remove it")
-                raise WorldError(f"{path}: split '{split}' names no thing '{name}'; {cure}.")
+                raise _defect(path, f"split '{split}' lists the unknown thing '{name}'", cure)
             if name in owner:
-                twice = f"the splits '{owner[name]}' and '{split}' both list '{name}'"
-                raise WorldError(f"{path}: {twice}; keep it in one place.")
+                cause = f"'{name}' is listed in the splits '{owner[name]}' and '{split}'"
+                raise _defect(path, cause, "keep it in one place")
             owner[name] = split
     if len(owner) == len(names):
-        raise WorldError(f"{path}: val and test leave no thing to train on; shorten them.")
-    return MappingProxyType(
-        {s: tuple(name for name in names if owner.get(name, "train") == s) for s in SPLITS}
-    )
+        raise _defect(
+            path, "val and test leave no thing to train on", "shorten them, or add things"
+        )
+    return {s: tuple(name for name in names if owner.get(name, "train") == s) for s in SPLITS}

@@ -12,9 +12,7 @@ DEFAULT_PROMPT = (Message("user", "Find the secret thing."),)
 """Short on purpose: every game and every belief pays for its tokens."""
 
 
-def world_tasks(
-    world: World, split: str, prompt: tuple[Message, ...] | None = None
-) -> list[Task]:
+def world_tasks(world: World, split: str, prompt: tuple[Message, ...] | None = None) -> list[Task]:
     """One task for each thing of a split, in the split's order.
 
     Args:

@@ -1,0 +1,1 @@
+"""Supervised warm-up of the embedded agent on games of a teacher."""

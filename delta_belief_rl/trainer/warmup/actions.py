@@ -1,18 +1,24 @@
-"""All the sentences an agent of a closed world can say, as token sequences and as their prefix tree.
+"""All the sentences an agent of a closed world can say, as token sequences and as their prefix
+tree.
 
-Legend: ``P`` properties, ``S`` things, ``A`` actions, ``M`` nodes of the tree, ``C`` most children of a node.
+Legend: ``P`` properties, ``S`` things, ``A`` actions, ``M`` nodes of the tree, ``C`` most children
+    of a node.
 
-A teacher that knows the probability of every action in a state gives an exact target for every token that
-follows: the share of each child among the actions below a node. Training on these shares instead of on one
-drawn token has the same expectation and much less noise.
+A teacher that knows the probability of every action in a state gives an exact target for every
+token that
+follows: the share of each child among the actions below a node. Training on these shares instead of
+on one drawn token has the same expectation and much less noise.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from delta_belief_rl.types import BoolArray, FloatArray, IntArray, UserError
 
@@ -26,9 +32,10 @@ class Actions:
         texts: The sentences of ``tokens``.
         property_of: ``[A]``, index of the property asked, -1 for guesses.
         thing_of: ``[A]``, index of the thing guessed, -1 for questions.
-        wording: ``[A]``, probability of this wording given what is asked or guessed; sums to one over the
-            wordings of each property and of each thing.
-        paths: ``A`` sequences of nodes: ``paths[a][j]`` is the node before token ``j`` (0 is the root).
+        wording: ``[A]``, probability of this wording given what is asked or guessed; sums to one
+            over the wordings of each property and of each thing.
+        paths: ``A`` sequences of nodes: ``paths[a][j]`` is the node before token ``j`` (0 is the
+            root).
         children: ``[M, C]``, the nodes below, -1 where none.
         child_tokens: ``[M, C]``, the token that leads to the child, 0 where none.
         first: ``[M]``, first action below the node.
@@ -48,6 +55,7 @@ class Actions:
 
     @property
     def num_nodes(self) -> int:
+        """Size of the tree, the root included."""
         return len(self.first)
 
     def membership(self) -> BoolArray:
@@ -55,8 +63,11 @@ class Actions:
         index = np.arange(len(self.tokens))[:, None]
         return (index >= self.first[None, :]) & (index < self.last[None, :])
 
-    def action_probabilities(self, ask: FloatArray, guess: FloatArray) -> FloatArray:
-        """Spread probabilities of properties ``[..., P]`` and things ``[..., S]`` over actions ``[..., A]``."""
+    def action_probabilities(
+        self, ask: NDArray[np.floating[Any]], guess: NDArray[np.floating[Any]]
+    ) -> FloatArray:
+        """Spread probabilities of properties ``[..., P]`` and things ``[..., S]`` over actions
+        ``[..., A]``."""
         asked = np.take(ask, np.maximum(self.property_of, 0), axis=-1)
         guessed = np.take(guess, np.maximum(self.thing_of, 0), axis=-1)
         return np.where(self.property_of >= 0, asked, guessed) * self.wording
@@ -91,7 +102,8 @@ def enumerate_actions(
 
     Args:
         questions: For each property, its wordings, the canonical one first.
-        guess_texts: For each thing, its guess in every form, e.g. ``("Is it a dog?", "Is it 'dog'?")``.
+        guess_texts: For each thing, its guess in every form, e.g. ``("Is it a dog?", "Is it
+            'dog'?")``.
         encode: Text to token ids, without special tokens.
         end_token: The end-of-turn token.
         canonical: Probability of a property's first phrasing; the others share the rest.
@@ -119,7 +131,7 @@ def enumerate_actions(
 
 
 def _check_distinct(rows: Sequence[tuple[tuple[int, ...], str, int, int, float]]) -> None:
-    for a, b in zip(rows[:-1], rows[1:], strict=True):
+    for a, b in pairwise(rows):
         if a[0] == b[0][: len(a[0])]:
             raise UserError(
                 f"the sentences {a[1]!r} and {b[1]!r} have the same tokens: "

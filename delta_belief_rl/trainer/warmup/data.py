@@ -12,37 +12,49 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from delta_belief_rl.trainer.warmup.games import GameBatch, Language, plan_games, play_games
-
-_language: Language | None = None
-
-
-def make_batch(
-    language: Language, seed: int, step: int, share: float, games: int, max_turns: int
-) -> GameBatch:
-    """The batch of one step."""
-    rng = np.random.default_rng([seed, step])
-    return play_games(language, plan_games(share, games, max_turns, rng), rng)
+from delta_belief_rl.trainer.warmup.games import (
+    GameBatch,
+    Language,
+    Teacher,
+    plan_games,
+    play_games,
+)
 
 
-def _start_worker(language: Language) -> None:
-    global _language
-    _language = language
+@dataclass(frozen=True, slots=True)
+class BatchRecipe:
+    """What a batch is a function of, besides its number and the share of training done."""
+
+    language: Language
+    seed: int
+    games: int
+    max_turns: int
+    teacher: Teacher = field(default_factory=Teacher)
+
+    def make(self, step: int, share: float) -> GameBatch:
+        """The batch of one step."""
+        rng = np.random.default_rng([self.seed, step])
+        plan = plan_games(share, self.games, self.max_turns, rng)
+        return play_games(self.language, plan, rng, self.teacher)
 
 
-def _work(seed: int, step: int, share: float, games: int, max_turns: int) -> GameBatch:
-    assert _language is not None, "the pool starts every worker with a language"
-    return make_batch(_language, seed, step, share, games, max_turns)
+_recipe: list[BatchRecipe] = []
+"""In a worker: the one recipe that its pool works on."""
+
+
+def _start_worker(recipe: BatchRecipe) -> None:
+    _recipe[:] = [recipe]
+
+
+def _work(step: int, share: float) -> GameBatch:
+    return _recipe[0].make(step, share)
 
 
 @dataclass
 class BatchSource:
     """Hands out the batches in order and keeps some in preparation; use as a context manager."""
 
-    language: Language
-    seed: int
-    games: int
-    max_turns: int
+    recipe: BatchRecipe
     workers: int = 0
     _pool: ProcessPoolExecutor | None = None
     _waiting: deque[Future[GameBatch]] = field(default_factory=deque)
@@ -54,7 +66,7 @@ class BatchSource:
                 self.workers,
                 mp_context=multiprocessing.get_context("spawn"),
                 initializer=_start_worker,
-                initargs=(self.language,),
+                initargs=(self.recipe,),
             )
         return self
 
@@ -66,21 +78,15 @@ class BatchSource:
         """The next batch.
 
         Args:
-            shares: Share of training done now and expected at the batches to come; with workers, as many
-                batches are kept in preparation as there are entries.
+            shares: Share of training done now and expected at the batches to come; with workers, as
+                many batches are kept in preparation as there are entries.
         """
         if self._pool is None:
-            batch = make_batch(
-                self.language, self.seed, self._next, shares[0], self.games, self.max_turns
-            )
+            batch = self.recipe.make(self._next, shares[0])
             self._next += 1
             return batch
         while len(self._waiting) < len(shares):
             share = shares[len(self._waiting)]
-            self._waiting.append(
-                self._pool.submit(
-                    _work, self.seed, self._next, share, self.games, self.max_turns
-                )
-            )
+            self._waiting.append(self._pool.submit(_work, self._next, share))
             self._next += 1
         return self._waiting.popleft().result()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 
@@ -73,7 +74,8 @@ class PlayedGame:
             reply = language.yes if yes else language.no
             self.consistent &= language.values[:, prop] == yes
         self.done = self.won or len(self.turns) >= max_turns
-        self.forced.extend(reply)
+        if not self.won:
+            self.forced.extend(reply)
         self.action_start = len(self.tokens) + len(self.forced)
 
 
@@ -82,9 +84,7 @@ def read_by_tokens(language: Language) -> Callable[[Sequence[int]], Reading]:
     actions = language.actions
     table = {
         tokens: (int(p), int(s))
-        for tokens, p, s in zip(
-            actions.tokens, actions.property_of, actions.thing_of, strict=True
-        )
+        for tokens, p, s in zip(actions.tokens, actions.property_of, actions.thing_of, strict=True)
     }
     return lambda tokens: table.get(tuple(tokens), (-1, -1))
 
@@ -101,8 +101,8 @@ def play(
 ) -> list[PlayedGame]:
     """Play one game for every secret, in lock step with one key-value cache.
 
-    All rows advance by one token at a time, each by its own next sampled or given token, so no row is ever
-    padded; rows whose game is over are dropped now and then.
+    All rows advance by one token at a time, each by its own next sampled or given token, so no row
+    is ever padded; rows whose game is over are dropped now and then.
 
     Args:
         secrets: Indices of things, one game each.
@@ -113,17 +113,25 @@ def play(
     generator = torch.Generator(device).manual_seed(seed)
     things = len(language.values)
     games = [
-        PlayedGame(int(s), list(language.prompt), np.ones(things, bool), action_start=len(language.prompt))
-        for s in secrets
+        PlayedGame(
+            secret=int(secret),
+            tokens=list(language.prompt),
+            consistent=np.ones(things, dtype=np.bool_),
+            action_start=len(language.prompt),
+        )
+        for secret in secrets
     ]
     rows = list(games)
     cache = DynamicCache(config=model.config)
+    keyword = _cache_keyword(model)
     feed = torch.tensor([language.prompt] * len(rows), device=device)
     while rows:
-        logits = model(input_ids=feed, past_key_values=cache, use_cache=True).logits[:, -1]
+        logits = model(input_ids=feed, use_cache=True, **{keyword: cache}).logits[:, -1]
         sampled = _sample(logits.float(), temperature, generator).tolist()
-        fed = [_advance(game, token, language, max_turns, read)
-               for game, token in zip(rows, sampled, strict=True)]
+        fed = [
+            _advance(game, token, language, max_turns, read)
+            for game, token in zip(rows, sampled, strict=True)
+        ]
         open_rows = [i for i, game in enumerate(rows) if not game.done]
         if len(open_rows) <= 0.75 * len(rows):
             keep = torch.tensor(open_rows, device=device, dtype=torch.long)
@@ -133,6 +141,12 @@ def play(
                 cache.batch_select_indices(keep)
         feed = torch.tensor(fed, device=device)[:, None]
     return games
+
+
+def _cache_keyword(model: PreTrainedModel) -> str:
+    """The cache's argument has two names among the supported versions of transformers."""
+    known = inspect.signature(type(model).forward).parameters
+    return "cache" if "cache" in known else "past_key_values"
 
 
 def _sample(logits: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
@@ -182,14 +196,17 @@ class WarmupReport:
     remaining_at_guess: float
     """Mean number of consistent things when guessing."""
     belief_by_turn: list[float]
-    """Mean log-probability of the secret after "Is it '", by number of turns played, open games only."""
+    """Mean log-probability of the secret after "Is it '", by number of turns played, open games
+    only."""
 
     def as_dict(self) -> dict[str, object]:
         """For JSON."""
         return asdict(self)
 
 
-def report(games: Sequence[PlayedGame], beliefs: Sequence[FloatArray], seed: int = 0) -> WarmupReport:
+def report(
+    games: Sequence[PlayedGame], beliefs: Sequence[FloatArray], seed: int = 0
+) -> WarmupReport:
     """Summarise played games.
 
     Args:
@@ -240,7 +257,8 @@ def elicited_beliefs(
     """Log-probability of each game's secret before each of its turns, by plain forward passes.
 
     Args:
-        elicitations: For each thing, the tokens before its name in the elicitation and those of its name.
+        elicitations: For each thing, the tokens before its name in the elicitation and those of its
+            name.
 
     Returns:
         One array per game, of the length of its number of turns.

@@ -1,10 +1,12 @@
 """Games of a mediocre but faultless teacher, many at once.
 
-The teacher never repeats a question and guesses only what all replies allow. Its choice of questions is
-poor on purpose (one in three is sure to tell things apart), which leaves questions for the later training.
+The teacher never repeats a question and guesses only what all replies allow. Its choice of
+questions is poor on purpose (one in three is sure to tell things apart), which leaves questions for
+the later training. Now and then it slips: it repeats a question or says nonsense. Slips are not
+trained on; they show the model the replies that follow and what to do then.
 
-Legend: ``B`` games, ``L`` tokens of the longest, ``R`` turns of all games, ``N`` trained tokens of all games,
-``P`` properties, ``S`` things, ``A`` actions.
+Legend: ``B`` games, ``L`` tokens of the longest, ``R`` turns of all games, ``N`` trained tokens of
+all games, ``P`` properties, ``S`` things, ``A`` actions.
 """
 
 from __future__ import annotations
@@ -24,6 +26,25 @@ HAZARD_FEW = 0.04
 """With five to eight things left."""
 HAZARD_MANY = 0.005
 """With more: small, never zero, so that the guess form stays in the language."""
+
+
+_NO, _YES, _REPEATED, _INVALID = range(4)
+_NONSENSE = 2
+"""Tokens of the cut-off sentence that stands for nonsense."""
+
+
+@dataclass(frozen=True, slots=True)
+class Teacher:
+    """How the teacher plays.
+
+    Attributes:
+        informative: Share of its questions drawn from those whose answer it does not know; the
+            others are drawn from all that were not asked.
+        slip_rate: Probability of a slip per turn, from the second turn on.
+    """
+
+    informative: float = 1 / 3
+    slip_rate: float = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +96,10 @@ class GameBatch:
         lengths: ``[B]``.
         turn_game: ``[R]``, game of the turn; rows are ordered by game, then turn.
         turn_start: ``[R]``, position of the turn's first token.
-        turn_action: ``[R]``, what was said.
-        ask: ``[R, P]``, the teacher's probability of each property; sums to one with ``guess_rate``.
+        turn_action: ``[R]``, what was said; -1 for nonsense.
+        turn_slip: ``[R]``, true for repeated questions and nonsense, which are not trained on.
+        ask: ``[R, P]``, the teacher's probability of each property; sums to one with
+            ``guess_rate``.
         guess_rate: ``[R]``, the teacher's probability to guess.
         consistent: ``[R, S]``, things that the replies before the turn allow.
         token_turn: ``[N]``, row of the turn table.
@@ -89,6 +112,7 @@ class GameBatch:
     turn_game: IntArray
     turn_start: IntArray
     turn_action: IntArray
+    turn_slip: BoolArray
     ask: NDArray[np.float32]
     guess_rate: FloatArray
     consistent: BoolArray
@@ -130,6 +154,7 @@ class GameBatch:
             turn_game=new_game[self.turn_game[turns]],
             turn_start=self.turn_start[turns],
             turn_action=self.turn_action[turns],
+            turn_slip=self.turn_slip[turns],
             ask=self.ask[turns],
             guess_rate=self.guess_rate[turns],
             consistent=self.consistent[turns],
@@ -142,8 +167,8 @@ class GameBatch:
 def plan_games(share: float, games: int, max_turns: int, rng: np.random.Generator) -> Plan:
     """Choose game lengths by the share of training done, from one-turn games to full ones.
 
-    Up to 10 %: one question and a guess. To 45 %: the longest game grows. To 80 %: games cut anywhere and a
-    guess added. Then four of five games run to their end.
+    Up to 10 %: one question and a guess. To 45 %: the longest game grows. To 80 %: games cut
+    anywhere and a guess added. Then four of five games run to their end.
     """
     if share < 0.10:
         turns = np.ones(games, dtype=np.int64)
@@ -169,7 +194,7 @@ def guess_rate(remaining: IntArray) -> FloatArray:
 
 
 def teacher_policy(
-    consistent: BoolArray, asked: BoolArray, values: BoolArray
+    consistent: BoolArray, asked: BoolArray, values: BoolArray, informative: float = 1 / 3
 ) -> tuple[FloatArray, FloatArray]:
     """Probabilities of the teacher's next move.
 
@@ -177,9 +202,11 @@ def teacher_policy(
         consistent: ``[B, S]``.
         asked: ``[B, P]``.
         values: ``[S, P]``.
+        informative: See :class:`Teacher`.
 
     Returns:
-        ``ask [B, P]`` and ``guess_rate [B]``; each row of ``ask`` and its ``guess_rate`` sum to one.
+        ``ask [B, P]`` and ``guess_rate [B]``; each row of ``ask`` and its ``guess_rate`` sum to
+        one.
     """
     remaining = consistent.sum(axis=1)
     holds = consistent.astype(np.float32) @ values.astype(np.float32)
@@ -187,20 +214,24 @@ def teacher_policy(
     n_splits = splits.sum(axis=1, keepdims=True)
     n_open = (~asked).sum(axis=1, keepdims=True)
     rate = np.where(n_splits[:, 0] > 0, guess_rate(remaining), 1.0)
-    informative = splits / np.maximum(n_splits, 1)
+    useful = splits / np.maximum(n_splits, 1)
     anything = ~asked / np.maximum(n_open, 1)
-    ask = (informative + 2 * anything) / 3
+    ask = informative * useful + (1 - informative) * anything
     return ask * (1 - rate)[:, None], rate
 
 
-def play_games(language: Language, plan: Plan, rng: np.random.Generator) -> GameBatch:
+def play_games(
+    language: Language, plan: Plan, rng: np.random.Generator, teacher: Teacher | None = None
+) -> GameBatch:
     """Play a batch of games on secrets drawn from all things.
 
     Args:
         language: World and tokens.
         plan: Length of each game.
         rng: The only source of chance: equal generators give equal games.
+        teacher: The default one when None.
     """
+    teacher = teacher or Teacher()
     actions, values = language.actions, language.values
     games = len(plan.turns)
     secret = rng.integers(0, len(values), games)
@@ -214,13 +245,20 @@ def play_games(language: Language, plan: Plan, rng: np.random.Generator) -> Game
         if not len(active):
             break
         forced = plan.turns[active] == turn
-        ask, rate = teacher_policy(consistent[active], asked[active], values)
-        action = _draw(actions, ask, rate, consistent[active], forced, rng)
-        won = actions.thing_of[action] == secret[active]
-        reply = _holds(actions, action, values[secret[active]])
+        ask, rate = teacher_policy(consistent[active], asked[active], values, teacher.informative)
+        slip = ~forced & asked[active].any(axis=1) & (rng.random(len(active)) < teacher.slip_rate)
+        action = _draw(
+            actions,
+            np.where(slip[:, None], asked[active], ask * ~forced[:, None]),
+            np.where(slip, 0.0, np.where(forced, 1.0, rate)),
+            consistent[active],
+            rng,
+        )
+        reply = _reply(actions, action, values[secret[active]])
+        reply = np.where(slip, rng.choice([_REPEATED, _REPEATED, _INVALID], len(active)), reply)
         records.append(_TurnRecord(active, action, ask, rate, consistent[active].copy(), reply))
-        _learn(consistent, asked, active, action, reply, language)
-        active = active[~won]
+        _learn(consistent, asked, active[~slip], action[~slip], reply[~slip], language)
+        active = active[slip | (actions.thing_of[action] != secret[active])]
     return _assemble(language, games, records)
 
 
@@ -231,7 +269,7 @@ class _TurnRecord:
     ask: FloatArray
     rate: FloatArray
     consistent: BoolArray
-    reply: BoolArray
+    reply: IntArray
 
 
 def _draw(
@@ -239,22 +277,21 @@ def _draw(
     ask: FloatArray,
     rate: FloatArray,
     consistent: BoolArray,
-    forced: BoolArray,
     rng: np.random.Generator,
 ) -> IntArray:
+    """Draw one action per game; ``ask`` and ``rate`` need not sum to one."""
     posterior = consistent / consistent.sum(axis=1, keepdims=True)
-    rate = np.where(forced, 1.0, rate)
-    ask = np.where(forced[:, None], 0.0, ask)
     weights = actions.action_probabilities(ask, posterior * rate[:, None])
     cumulative = np.cumsum(weights, axis=1)
     draw = rng.random(len(rate)) * cumulative[:, -1]
     return (cumulative <= draw[:, None]).sum(axis=1)
 
 
-def _holds(actions: Actions, action: IntArray, facts: BoolArray) -> BoolArray:
-    """Reply to a question; a guess that is still followed by a reply was wrong."""
+def _reply(actions: Actions, action: IntArray, facts: BoolArray) -> IntArray:
+    """Reply to each action; a guess that is still followed by a reply was wrong."""
     prop = actions.property_of[action]
-    return (prop >= 0) & facts[np.arange(len(action)), np.maximum(prop, 0)]
+    holds = (prop >= 0) & facts[np.arange(len(action)), np.maximum(prop, 0)]
+    return np.where(holds, _YES, _NO)
 
 
 def _learn(
@@ -262,7 +299,7 @@ def _learn(
     asked: BoolArray,
     active: IntArray,
     action: IntArray,
-    reply: BoolArray,
+    reply: IntArray,
     language: Language,
 ) -> None:
     prop = language.actions.property_of[action]
@@ -270,7 +307,8 @@ def _learn(
     questions = np.flatnonzero(prop >= 0)
     rows = active[questions]
     asked[rows, prop[questions]] = True
-    consistent[rows] &= language.values[:, prop[questions]].T == reply[questions, None]
+    said = (reply[questions] == _YES)[:, None]
+    consistent[rows] &= said == language.values[:, prop[questions]].T
     guesses = np.flatnonzero(prop < 0)
     consistent[active[guesses], thing[guesses]] = False
 
@@ -281,28 +319,34 @@ def _assemble(language: Language, games: int, records: Sequence[_TurnRecord]) ->
     action = np.concatenate([record.action for record in records])[order]
     reply = np.concatenate([record.reply for record in records])[order]
     game = game[order]
+    slip = reply >= _REPEATED
+    action = np.where(reply == _INVALID, -1, action)
+    replies = (language.no, language.yes, language.repeated, language.invalid)
+    nonsense = (*language.actions.tokens[0][:_NONSENSE], language.end)
     streams: list[list[int]] = [list(language.prompt) for _ in range(games)]
     start = np.zeros(len(game), dtype=np.int64)
     lengths = np.zeros(games, dtype=np.int64)
     for r, (g, a) in enumerate(zip(game.tolist(), action.tolist(), strict=True)):
         stream = streams[g]
         start[r] = len(stream)
-        stream.extend(language.actions.tokens[a])
+        stream.extend(language.actions.tokens[a] if a >= 0 else nonsense)
         lengths[g] = len(stream)
-        stream.extend(language.yes if reply[r] else language.no)
+        stream.extend(replies[reply[r]])
     token_ids = np.full((games, int(lengths.max())), language.pad, dtype=np.int64)
     for g, stream in enumerate(streams):
         token_ids[g, : lengths[g]] = stream[: lengths[g]]
-    sizes = np.array([len(language.actions.tokens[a]) for a in action], dtype=np.int64)
-    token_turn = np.repeat(np.arange(len(game)), sizes)
+    trained = np.flatnonzero(~slip)
+    sizes = np.array([len(language.actions.tokens[a]) for a in action[trained]], dtype=np.int64)
+    token_turn = np.repeat(trained, sizes)
     offset = np.arange(len(token_turn)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    node = np.concatenate([np.asarray(language.actions.paths[a]) for a in action])
+    node = np.concatenate([np.asarray(language.actions.paths[a]) for a in action[trained]])
     return GameBatch(
         token_ids=token_ids,
         lengths=lengths,
         turn_game=game,
         turn_start=start,
         turn_action=action,
+        turn_slip=slip,
         ask=np.concatenate([record.ask for record in records])[order].astype(np.float32),
         guess_rate=np.concatenate([record.rate for record in records])[order],
         consistent=np.concatenate([record.consistent for record in records])[order],

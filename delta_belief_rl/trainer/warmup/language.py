@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Protocol
+from typing import Protocol, cast
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -18,34 +18,47 @@ from delta_belief_rl.trainer.warmup.actions import enumerate_actions
 from delta_belief_rl.trainer.warmup.games import Language
 from delta_belief_rl.types import BoolArray, Message
 
+
 class PropertyLike(Protocol):
     """A yes/no property and the ways to ask for it, the canonical one first."""
 
     @property
-    def key(self) -> str: ...
+    def key(self) -> str:
+        """Unique name."""
+        ...
 
     @property
-    def phrasings(self) -> Sequence[str]: ...
+    def phrasings(self) -> Sequence[str]:
+        """Lower-case questions without question marks."""
+        ...
 
 
 class ThingLike(Protocol):
     """A thing that can be guessed."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """What it is called."""
+        ...
 
 
 class WorldLike(Protocol):
     """What the warm-up reads of a world."""
 
     @property
-    def properties(self) -> Sequence[PropertyLike]: ...
+    def properties(self) -> Sequence[PropertyLike]:
+        """``P`` of them."""
+        ...
 
     @property
-    def things(self) -> Sequence[ThingLike]: ...
+    def things(self) -> Sequence[ThingLike]:
+        """``S`` of them."""
+        ...
 
     @property
-    def values(self) -> BoolArray: ...
+    def values(self) -> BoolArray:
+        """``[S, P]``."""
+        ...
 
 
 def guess_texts(world: WorldLike) -> tuple[tuple[str, ...], ...]:
@@ -86,7 +99,7 @@ def build_language(
     """
     chat = ChatFormat.from_tokenizer(tokenizer, template_options(tokenizer))
     questions = [[sentence(text) for text in prop.phrasings] for prop in world.properties]
-    pad = tokenizer.pad_token_id
+    pad = cast("int | None", tokenizer.pad_token_id)
     return Language(
         values=np.asarray(world.values, dtype=np.bool_),
         actions=enumerate_actions(
@@ -98,7 +111,7 @@ def build_language(
         repeated=chat.reply_ids(WORLD_NOTICES["repeated"]),
         invalid=chat.reply_ids(WORLD_NOTICES["invalid"]),
         end=chat.eot_id,
-        pad=int(chat.eot_id if pad is None else pad),
+        pad=chat.eot_id if pad is None else pad,
     )
 
 
@@ -112,14 +125,15 @@ def template_options(tokenizer: PreTrainedTokenizerBase) -> dict[str, bool]:
 def reader(
     world: WorldLike, tokenizer: PreTrainedTokenizerBase, grammar: Grammar
 ) -> Callable[[Sequence[int]], tuple[int, int]]:
-    """Reads sampled tokens as (property, thing), -1 where it is not that, by the world's own grammar."""
+    """Reads sampled tokens as (property, thing), -1 where it is not that, by the world's own
+    grammar."""
     columns = {prop.key: p for p, prop in enumerate(world.properties)}
     rows = {thing.name: s for s, thing in enumerate(world.things)}
 
     @cache
     def read(tokens: tuple[int, ...]) -> tuple[int, int]:
-        text = tokenizer.decode(list(tokens), skip_special_tokens=True).strip()
-        parsed = grammar.parse(text)
+        text = cast(str, tokenizer.decode(list(tokens), skip_special_tokens=True))
+        parsed = grammar.parse(text.strip())
         if parsed.kind == "property" and parsed.property_key is not None:
             return columns[parsed.property_key], -1
         if parsed.kind == "guess" and parsed.thing is not None:

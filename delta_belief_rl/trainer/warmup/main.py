@@ -1,6 +1,7 @@
 """Make the embedded agent: ``python -m delta_belief_rl.trainer.warmup.main --out DIR``.
 
-Example: ``python -m delta_belief_rl.trainer.warmup.main --out models/everyday --seed 0 --minutes 5 --workers 12``
+Example: ``python -m delta_belief_rl.trainer.warmup.main --out agent --seed 0 --minutes 5
+    --workers 12``
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import cast
 
 import torch
 from transformers import (
@@ -21,10 +23,10 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from delta_belief_rl.trainer.warmup.evaluate import WarmupReport, elicited_beliefs, play, report
 from delta_belief_rl.envs.worlds.grammar import Grammar
-from delta_belief_rl.envs.worlds.table import World, load_world
+from delta_belief_rl.envs.worlds.table import World, WorldError, load_world
 from delta_belief_rl.envs.worlds.tasks import DEFAULT_PROMPT
+from delta_belief_rl.trainer.warmup.evaluate import WarmupReport, elicited_beliefs, play, report
 from delta_belief_rl.trainer.warmup.games import Language
 from delta_belief_rl.trainer.warmup.language import (
     WorldLike,
@@ -56,7 +58,8 @@ def warm_up(
         world: What can be asked and guessed; every thing of it is a secret here.
         messages: The messages that open every game, those of the later training.
         out: Folder to write; made when missing.
-        model_path: A causal language model to start from, with its own tokenizer; a new one when None.
+        model_path: A causal language model to start from, with its own tokenizer; a new one when
+            None.
         eval_games: Games to measure with, spread over all things.
 
     Returns:
@@ -121,6 +124,8 @@ def save(
         pad_token_id=tokenizer.pad_token_id,
     )
     model.save_pretrained(out)
+    for weights in out.glob("*.safetensors"):
+        weights.chmod(0o644)
     tokenizer.save_pretrained(out)
     record = {
         "seed": settings.seed,
@@ -137,7 +142,7 @@ def _with_lora(model: PreTrainedModel, rank: int) -> PreTrainedModel:
     from peft import LoraConfig, get_peft_model
 
     config = LoraConfig(r=rank, lora_alpha=rank, target_modules="all-linear", task_type="CAUSAL_LM")
-    return get_peft_model(model, config)  # type: ignore[return-value]
+    return cast(PreTrainedModel, get_peft_model(model, config))
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -145,7 +150,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser = argparse.ArgumentParser(
         prog="python -m delta_belief_rl.trainer.warmup.main",
         description="Warm up an agent on games of a mediocre player.",
-        epilog="example: python -m delta_belief_rl.trainer.warmup.main --out models/everyday --minutes 5",
+        epilog="example: python -m delta_belief_rl.trainer.warmup.main --out agent --minutes 5",
     )
     default = WarmupSettings()
     parser.add_argument("--out", required=True, type=Path, help="folder to write the model to")
@@ -163,6 +168,12 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--hidden", type=int, default=default.sizes.hidden)
     parser.add_argument("--layers", type=int, default=default.sizes.layers)
     parser.add_argument("--mlp", type=int, default=default.sizes.mlp)
+    parser.add_argument(
+        "--informative",
+        type=float,
+        default=default.teacher.informative,
+        help="share of the teacher's questions that are sure to tell things apart",
+    )
     parser.add_argument("--lora-rank", type=int, default=0)
     parser.add_argument("--eval-games", type=int, default=320)
     return parser.parse_args(arguments)
@@ -186,9 +197,8 @@ def settings_from(options: argparse.Namespace) -> WarmupSettings:
         max_turns=options.max_turns,
         lr=options.lr,
         lora_rank=options.lora_rank,
-        sizes=replace(
-            default.sizes, hidden=options.hidden, layers=options.layers, mlp=options.mlp
-        ),
+        teacher=replace(default.teacher, informative=options.informative),
+        sizes=replace(default.sizes, hidden=options.hidden, layers=options.layers, mlp=options.mlp),
     )
 
 
@@ -204,7 +214,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             options.model,
             options.eval_games,
         )
-    except UserError as error:
+    except (UserError, WorldError) as error:
         print(error, file=sys.stderr)
         return 2
     print(json.dumps(measured.as_dict(), indent=1))

@@ -1,15 +1,14 @@
 """A small Qwen3 model to be warmed up, and the loss of one batch of teacher games.
 
-Legend: ``B`` games, ``L`` tokens, ``H`` hidden size, ``V`` vocabulary, ``R`` turns, ``N`` trained tokens,
-``P`` properties,
-``A`` actions, ``M`` nodes of the action tree, ``S`` things.
+Legend: ``B`` games, ``L`` tokens, ``H`` hidden size, ``V`` vocabulary, ``R`` turns, ``N`` trained
+tokens, ``P`` properties, ``A`` actions, ``M`` nodes of the action tree, ``S`` things.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -53,8 +52,8 @@ def build_model(
         head_dim=sizes.head_dim,
         max_position_embeddings=sizes.max_positions,
         tie_word_embeddings=True,
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=cast(int, tokenizer.pad_token_id),
+        eos_token_id=cast(int, tokenizer.eos_token_id),
         bos_token_id=None,
         use_cache=True,
     )
@@ -64,7 +63,8 @@ def build_model(
 
 
 def _initialise(model: Qwen3ForCausalLM, layers: int, seed: int) -> None:
-    """Embeddings 0.12, matrices one over the root of their inputs, residual outputs smaller with depth."""
+    """Embeddings 0.12, matrices one over the root of their inputs, residual outputs smaller with
+    depth."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -127,7 +127,8 @@ class LossTerms:
 
 def backbone(model: PreTrainedModel) -> nn.Module:
     """The part below the language-model head, adapters included."""
-    inner: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
+    adapted = getattr(model, "get_base_model", None)
+    inner: Any = model if adapted is None else adapted()
     return inner.base_model
 
 
@@ -142,9 +143,9 @@ def batch_loss(
 ) -> LossTerms:
     """Loss of a batch of games.
 
-    Every trained token has the teacher's exact next-token distribution as its target; ``head`` reads the
-    posterior over things where the agent is about to speak. Padding stands on the right, where a causal
-    model cannot see it from the trained positions.
+    Every trained token has the teacher's exact next-token distribution as its target; ``head``
+    reads the posterior over things where the agent is about to speak. Padding stands on the right,
+    where a causal model cannot see it from the trained positions.
 
     Args:
         head: Linear ``H -> S``, or None to leave the posterior out.
@@ -160,6 +161,7 @@ def batch_loss(
     with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
         hidden = backbone(model)(input_ids=ids, use_cache=False).last_hidden_state
         guess = head(hidden[turn_game, turn_start - 1]) if head is not None else None
+    unembed = cast(nn.Module, model.get_output_embeddings())
     total = torch.zeros((), device=device)
     wide = tree.width[batch.token_node] > _NARROW
     for chosen in (np.flatnonzero(~wide), np.flatnonzero(wide)):
@@ -168,7 +170,7 @@ def batch_loss(
         turn = batch.token_turn[chosen]
         rows, columns = batch.turn_game[turn], batch.token_column()[chosen] - 1
         with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
-            logits = model.get_output_embeddings()(hidden[_to(rows, device), _to(columns, device)])
+            logits = unembed(hidden[_to(rows, device), _to(columns, device)])
         node = batch.token_node[chosen]
         width = int(tree.width[node].max())
         total = total + _tree_kl(

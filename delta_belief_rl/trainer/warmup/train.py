@@ -1,8 +1,9 @@
-"""The supervised warm-up: teach a small model the language, the facts and the bookkeeping of a closed world.
+"""The supervised warm-up: teach a small model the language, the facts and the bookkeeping of a
+closed world.
 
-What makes it work is the order: one-turn games first, then longer ones, then games cut anywhere with a
-guess added, full games last; and exact targets in place of drawn ones. Plain next-token loss on full games
-stays at "guess anything" for a long time.
+What makes it work is the order: one-turn games first, then longer ones, then games cut anywhere
+with a guess added, full games last; and exact targets in place of drawn ones. Plain next-token loss
+on full games stays at "guess anything" for a long time.
 """
 
 from __future__ import annotations
@@ -11,15 +12,16 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from delta_belief_rl.trainer.warmup.data import BatchSource
-from delta_belief_rl.trainer.warmup.games import Language
-from delta_belief_rl.trainer.warmup.model import ActionTensors, ModelSizes, batch_loss, build_model
+from delta_belief_rl.trainer.warmup.data import BatchRecipe, BatchSource
+from delta_belief_rl.trainer.warmup.games import GameBatch, Language, Teacher
+from delta_belief_rl.trainer.warmup.model import ActionTensors, LossTerms, ModelSizes, batch_loss
 from delta_belief_rl.types import UserError
 
 _PREFETCH_PER_WORKER = 3
@@ -29,8 +31,8 @@ _PREFETCH_PER_WORKER = 3
 class WarmupSettings:
     """Settings of the warm-up.
 
-    ``steps`` makes the result a function of the seed; with ``minutes`` it depends on the machine. Exactly one
-    of the two is set.
+    ``steps`` makes the result a function of the seed; with ``minutes`` it depends on the machine.
+    Exactly one of the two is set.
     """
 
     seed: int = 0
@@ -56,6 +58,7 @@ class WarmupSettings:
     """Train an adapter of this rank and merge it, for large models; 0 trains all weights."""
     log_seconds: float = 5.0
     sizes: ModelSizes = field(default_factory=ModelSizes)
+    teacher: Teacher = field(default_factory=Teacher)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,10 +140,12 @@ def train(
     logs: list[WarmupLog] = []
     meter = _Meter()
     clock = _Clock(settings)
-    source = BatchSource(
-        language, settings.seed, settings.batch_games, settings.max_turns, settings.workers
+    recipe = BatchRecipe(
+        language, settings.seed, settings.batch_games, settings.max_turns, settings.teacher
     )
+    source = BatchSource(recipe, settings.workers)
     ahead = settings.workers * _PREFETCH_PER_WORKER
+    autocast = settings.bf16 and device.type == "cuda"
     model.train()
     with source:
         batch = source.take(clock.ahead(0, ahead))
@@ -150,24 +155,30 @@ def train(
             rate = learning_rate(settings, step, share)
             for group in optimizer.param_groups:
                 group["lr"] = rate
-            order = np.argsort(batch.lengths, kind="stable")
-            chunks = np.array_split(order, max(1, -(-len(order) // settings.micro_games)))
-            for chunk in chunks:
-                part = batch.select(chunk) if len(chunks) > 1 else batch
-                autocast = settings.bf16 and device.type == "cuda"
+            for part in _micro_batches(batch, settings.micro_games):
                 terms = batch_loss(model, head, tree, part, device, settings.aux_weight, autocast)
                 (terms.loss * (len(part.token_turn) / len(batch.token_turn))).backward()
-                meter.add(terms.policy_kl, terms.posterior_kl, len(part.token_turn), part.lengths)
+                meter.add(terms, part)
             torch.nn.utils.clip_grad_norm_(_trained(model), settings.clip_norm)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             step += 1
-            if meter.due(settings.log_seconds) or clock.share(step) >= 1.0:
-                logs.append(meter.line(step, clock.share(step), clock.elapsed(), rate))
+            done = clock.share(step)
+            if done >= 1.0 or meter.due(settings.log_seconds):
+                logs.append(meter.line(step, done, clock.elapsed(), rate))
                 (log or print_line)(logs[-1])
-            batch = source.take(clock.ahead(step, ahead))
+            if done < 1.0:
+                batch = source.take(clock.ahead(step, ahead))
     model.eval()
     return logs
+
+
+def _micro_batches(batch: GameBatch, games: int) -> list[GameBatch]:
+    """Games of similar length together, at most ``games`` of them."""
+    if len(batch.lengths) <= games:
+        return [batch]
+    order = np.argsort(batch.lengths, kind="stable")
+    return [batch.select(part) for part in np.array_split(order, -(-len(order) // games))]
 
 
 def print_line(line: WarmupLog) -> None:
@@ -183,17 +194,19 @@ def print_line(line: WarmupLog) -> None:
 
 class _Meter:
     def __init__(self) -> None:
+        self._reset()
+
+    def _reset(self) -> None:
         self._sums: list[torch.Tensor] = []
         self._weights: list[int] = []
         self._tokens = 0
         self._since = time.perf_counter()
 
-    def add(
-        self, policy: torch.Tensor, posterior: torch.Tensor, weight: int, lengths: np.ndarray
-    ) -> None:
-        self._sums.append(torch.stack([policy, posterior]) * weight)
+    def add(self, terms: LossTerms, batch: GameBatch) -> None:
+        weight = len(batch.token_turn)
+        self._sums.append(torch.stack([terms.policy_kl, terms.posterior_kl]) * weight)
         self._weights.append(weight)
-        self._tokens += int(lengths.sum())
+        self._tokens += int(batch.lengths.sum())
 
     def due(self, seconds: float) -> bool:
         return time.perf_counter() - self._since >= seconds
@@ -202,7 +215,7 @@ class _Meter:
         policy, posterior = (torch.stack(self._sums).sum(0) / sum(self._weights)).tolist()
         span = max(time.perf_counter() - self._since, 1e-9)
         out = WarmupLog(step, share, seconds, lr, policy, posterior, self._tokens / span)
-        self.__init__()
+        self._reset()
         return out
 
 
@@ -211,7 +224,7 @@ def _posterior_head(
 ) -> nn.Linear | None:
     if settings.aux_weight <= 0:
         return None
-    width = model.get_input_embeddings().weight.shape[1]
+    width = cast(torch.Tensor, model.get_input_embeddings().weight).shape[1]
     head = nn.Linear(width, things)
     generator = torch.Generator().manual_seed(settings.seed + 1)
     with torch.no_grad():
@@ -232,9 +245,3 @@ def _optimizer(modules: list[nn.Module], settings: WarmupSettings) -> torch.opti
     ]
     fused = parameters[0].device.type == "cuda"
     return torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, fused=fused)
-
-
-def new_model(language_tokenizer: object, settings: WarmupSettings) -> PreTrainedModel:
-    """A fresh model on the device of the settings."""
-    model = build_model(settings.sizes, language_tokenizer, settings.seed)  # type: ignore[arg-type]
-    return model.to(pick_device(settings.device))  # type: ignore[arg-type]

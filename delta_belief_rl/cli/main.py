@@ -1,0 +1,85 @@
+"""The console script ``delta-belief VERB``: results on stdout, progress and logs on stderr.
+
+A verb lives in a module of its own that defines ``VERB``; one line in ``VERBS`` registers it.
+Modules are imported when their verb is used, so ``delta-belief plan`` never loads torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import cast
+
+from delta_belief_rl.cli.parser import OneLineParser
+from delta_belief_rl.cli.verb import Verb
+from delta_belief_rl.types import UserError
+
+PROG = "delta-belief"
+
+VERBS: dict[str, tuple[str, str]] = {
+    "plan": ("delta_belief_rl.cli.plan", "show what a configuration would run"),
+}
+"""Name to (module, one line of help)."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb.
+
+    Returns:
+        The exit status: 0 done, 1 a check failed, 2 bad input or configuration.
+    """
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
+    words = list(sys.argv[1:] if argv is None else argv)
+    top = _top_parser()
+    if not words or words[0] not in VERBS:
+        top.parse_args(words or ["--help"])
+        return 0
+    verb = load_verb(words[0])
+    args = _verb_parser(verb).parse_intermixed_args(words[1:])
+    try:
+        result = verb.run(args)
+    except UserError as error:
+        print(f"{PROG} {verb.name}: {error}", file=sys.stderr)
+        return 2
+    if args.json:
+        print(json.dumps(result.value, indent=2, ensure_ascii=False))
+    elif result.text:
+        print(result.text)
+    return result.status
+
+
+def load_verb(name: str) -> Verb:
+    """Import a verb by its name."""
+    return cast("Verb", import_module(VERBS[name][0]).VERB)
+
+
+def _top_parser() -> OneLineParser:
+    verbs = "\n".join(f"  {name:<10} {words}" for name, (_, words) in VERBS.items())
+    parser = OneLineParser(
+        prog=PROG,
+        description="Work with runs of delta_belief_rl.",
+        epilog=f"verbs:\n{verbs}\n\nexample:\n  {PROG} plan experiment=quickstart",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("verb", choices=list(VERBS), metavar="VERB", help="see below")
+    return parser
+
+
+def _verb_parser(verb: Verb) -> OneLineParser:
+    parser = OneLineParser(
+        prog=f"{PROG} {verb.name}",
+        description=verb.help,
+        epilog=f"example:\n  {verb.example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    verb.add_arguments(parser)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

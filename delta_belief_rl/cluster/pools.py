@@ -1,0 +1,190 @@
+"""Placement groups and the actors in them: training ranks, policy engines, judges."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.util.placement_group import placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from delta_belief_rl.cluster.groups import RayEngineGroup, RayPolicyGroup
+from delta_belief_rl.cluster.workers import (
+    ActorWorker,
+    EngineSettings,
+    EngineWorker,
+    JudgeWorker,
+    worker_env,
+)
+from delta_belief_rl.config.plan import Plan
+from delta_belief_rl.config.schema import RunConfig
+from delta_belief_rl.engines.base import Completion, GenRequest
+from delta_belief_rl.engines.pump import EnginePump, EngineRouter
+from delta_belief_rl.envs.base import JudgeReply, JudgeRequest
+from delta_belief_rl.judge.pool import JudgePool, JudgePoolSettings, ReplicaGone
+from delta_belief_rl.trainer.settings import (
+    actor_settings,
+    adapter_settings,
+    judge_cache_key,
+    number_format,
+)
+from delta_belief_rl.types import UserError
+
+PROBE_BOUND = {"float32": 1e-3, "bfloat16": 0.25, "float16": 0.1}
+"""Largest difference of a probe log-prob between engine and trainer, in nats, by number format."""
+
+RANK_SHARE, ENGINE_SHARE = 0.5, 0.4
+"""Shares of a GPU that Ray books for a training rank and for the engine that lives beside it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pools:
+    """All pools, ready."""
+
+    policy: RayPolicyGroup
+    engines: RayEngineGroup
+    router: EngineRouter
+    judge: JudgePool
+
+
+def max_games(cfg: RunConfig, plan: Plan) -> int:
+    """Games alive at a time: all of a step or of a validation, at most what the engine takes."""
+    most = max(plan.games_per_step, plan.val_games or 0)
+    return max(1, min(cfg.actor_rollout_ref.rollout.max_num_seqs, most))
+
+
+def start_pools(cfg: RunConfig, plan: Plan, probe_ids: Sequence[int]) -> Pools:
+    """Place and start every actor; returns when all have loaded their models.
+
+    Raises:
+        UserError: A model cannot be loaded, a pool does not fit, or a worker is late.
+    """
+    deadline = cfg.trainer.ray_wait_register_center_timeout
+    ranks = _start_ranks(cfg, plan, deadline)
+    replicas = _start_engines(cfg, plan, deadline)
+    judges = _start_judges(cfg, deadline)
+    dtype = number_format(cfg.actor_rollout_ref.actor.dtype, plan.device)
+    pumps = [_pump(replica, cfg.actor_rollout_ref.rollout.deterministic) for replica in replicas]
+    return Pools(
+        policy=RayPolicyGroup(ranks),
+        engines=RayEngineGroup(replicas, probe_ids, PROBE_BOUND[dtype]),
+        router=EngineRouter(pumps),
+        judge=JudgePool(
+            [_judge_call(judge) for judge in judges],
+            JudgePoolSettings(
+                deadline=cfg.judge_rollout.timeout_s, max_error_rate=cfg.judge_rollout.max_error_rate
+            ),
+            failures=(ray.exceptions.RayError,),
+            cache_key=judge_cache_key(cfg),
+        ),
+    )
+
+
+def _start_ranks(cfg: RunConfig, plan: Plan, deadline: float) -> list[Any]:
+    settings = actor_settings(cfg, plan.device, plan.total_steps or 1, plan.threads)
+    count = len(plan.pool("actor"))
+    share = RANK_SHARE if plan.device == "cuda" else 0.0
+    handles = _place("training ranks", ActorWorker, count, share, deadline, plan.threads)
+    ranks = [handle.remote(settings, index, count) for index, handle in enumerate(handles)]
+    host, port = _wait("training ranks", [ranks[0].address.remote()], deadline)[0]
+    timeout = cfg.actor_rollout_ref.nccl_timeout
+    _wait("training ranks", [rank.setup.remote(host, port, timeout) for rank in ranks], deadline)
+    return ranks
+
+
+def _start_engines(cfg: RunConfig, plan: Plan, deadline: float) -> list[Any]:
+    rollout = cfg.actor_rollout_ref.rollout
+    if rollout.name != "hf":
+        raise UserError(f"actor_rollout_ref.rollout.name={rollout.name} is not available: use hf.")
+    settings = EngineSettings(
+        model_path=cfg.actor_rollout_ref.model.path,
+        adapter=adapter_settings(cfg),
+        device=plan.device,
+        dtype=number_format(cfg.actor_rollout_ref.actor.dtype, plan.device),
+        max_sequences=max_games(cfg, plan),
+        max_len=cfg.data.max_prompt_length + cfg.data.max_response_length,
+        max_batch_tokens=rollout.max_num_batched_tokens,
+        num_threads=plan.threads,
+        seed=cfg.seed,
+    )
+    share = ENGINE_SHARE if plan.device == "cuda" else 0.0
+    count = len(plan.pool("engine"))
+    handles = _place("policy engines", EngineWorker, count, share, deadline, plan.threads)
+    replicas = [handle.remote(settings) for handle in handles]
+    _wait("policy engines", [replica.health.remote() for replica in replicas], deadline)
+    return replicas
+
+
+def _start_judges(cfg: RunConfig, deadline: float) -> list[Any]:
+    if cfg.data.world is None or cfg.judge_rollout.name not in ("auto", "world"):
+        raise UserError(
+            f"judge_rollout.name={cfg.judge_rollout.name} is not available: use world, with data.world=everyday."
+        )
+    handles = _place("judges", JudgeWorker, cfg.judge_rollout.replicas, 0.0, deadline, 1)
+    judges = [handle.remote(cfg.data.world) for handle in handles]
+    _wait("judges", [judge.answer.remote([]) for judge in judges], deadline)
+    return judges
+
+
+def _place(
+    name: str, worker: Any, count: int, gpus: float, deadline: float, num_threads: int | None
+) -> list[Any]:
+    """Actor classes bound to the bundles of a new placement group, one bundle each."""
+    bundle: dict[str, float] = {"CPU": 1.0} | ({"GPU": gpus} if gpus else {})
+    group = placement_group([bundle] * count, strategy="PACK", name=name)
+    try:
+        ray.get(group.ready(), timeout=deadline)
+    except ray.exceptions.GetTimeoutError as error:
+        have = ray.available_resources()
+        raise UserError(
+            f"The pool of {name} needs {count} x {bundle} but only CPU {have.get('CPU', 0):g} and GPU "
+            f"{have.get('GPU', 0):g} are free: lower the pool's size or raise ray_init.num_cpus."
+        ) from error
+    return [
+        worker.options(
+            num_cpus=1,
+            num_gpus=gpus,
+            max_restarts=0,
+            runtime_env={"env_vars": worker_env(num_threads)},
+            scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index),
+        )
+        for index in range(count)
+    ]
+
+
+def _wait(name: str, refs: Sequence[Any], deadline: float) -> list[Any]:
+    """Results of start-up calls; a worker's own complaint is passed on as it is."""
+    try:
+        return ray.get(list(refs), timeout=deadline)
+    except ray.exceptions.GetTimeoutError as error:
+        raise UserError(
+            f"The {name} did not start within {deadline:g} s: raise trainer.ray_wait_register_center_timeout or "
+            "look into the logs of Ray."
+        ) from error
+    except ray.exceptions.RayTaskError as error:
+        cause = error.cause
+        if isinstance(cause, UserError):
+            raise UserError(str(cause)) from error
+        raise
+
+
+def _pump(replica: Any, deterministic: bool) -> EnginePump:
+    async def step(new: list[GenRequest]) -> list[Completion]:
+        return await replica.step.remote(new)
+
+    async def release(sessions: list[str]) -> None:
+        await replica.release.remote(sessions)
+
+    return EnginePump(step, release, deterministic=deterministic)
+
+
+def _judge_call(judge: Any) -> Any:
+    async def answer(requests: list[JudgeRequest]) -> list[JudgeReply]:
+        try:
+            return await judge.answer.remote(requests)
+        except ray.exceptions.ActorDiedError as error:
+            raise ReplicaGone(str(error)) from error
+
+    return answer

@@ -1,0 +1,159 @@
+"""The final test: test secrets, the policy of the start against the trained one, and what bounds them.
+
+The first policy is version 0 of the same adapter: LoRA starts at zero, so it *is* the model that the run began
+with. Both play the same secrets with the same random numbers, and the difference is paired over secrets.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+
+from delta_belief_rl.algo.shapers.channels import WinRule
+from delta_belief_rl.envs.worlds.players import (
+    PlayerFactory,
+    RandomPlayer,
+    SplitterPlayer,
+    win_rate,
+)
+from delta_belief_rl.envs.worlds.table import load_world
+from delta_belief_rl.eval.metrics import (
+    cluster_bootstrap,
+    paired_difference,
+    secret_counts,
+    success_rate,
+)
+from delta_belief_rl.eval.report import PlayerScore, save_scores
+from delta_belief_rl.rollout.store import read_trajectories, write_groups
+from delta_belief_rl.trainer.services import Services
+from delta_belief_rl.trainer.validation import evaluate
+from delta_belief_rl.types import Group, Trajectory
+
+SAMPLINGS = {"train": "training sampling", "val": "validation sampling"}
+PLAYER_GAMES = 25
+"""Games per secret of the players that need no model."""
+
+
+async def test_policy(run: Services, label: str) -> dict[str, list[Group]]:
+    """Play all test secrets with the policy as it stands, under both samplings, and keep the games."""
+    run.progress.set_phase(f"test {label}")
+    out: dict[str, list[Group]] = {}
+    for sampling in SAMPLINGS:
+        groups = await evaluate(
+            run, run.tasks.test, run.cfg.trainer.test_games, sampling, f"test-{label}-{sampling}"
+        )
+        write_groups(
+            test_path(run, label, sampling),
+            groups,
+            max_turns=run.cfg.multi_turn.max_turns.val,
+            run_seed=run.cfg.seed,
+        )
+        out[sampling] = groups
+    return out
+
+
+def score(groups: Sequence[Group], player: str, sampling: str) -> PlayerScore:
+    """One row of the final table."""
+    rate = success_rate(groups, WinRule.STRICT)
+    games = [game for group in groups for game in group.trajectories]
+    return PlayerScore(
+        player=player,
+        sampling=sampling,
+        games=len(games),
+        secrets=len(groups),
+        strict_win=rate.value,
+        low=rate.low,
+        high=rate.high,
+        mean_turns=float(np.mean([game.num_turns for game in games])),
+        compatible_win=success_rate(groups, WinRule.COMPATIBLE).value,
+    )
+
+
+def reference_scores(run: Services) -> tuple[PlayerScore | None, PlayerScore | None]:
+    """The random player and the greedy splitter on the same secrets; None without an embedded world."""
+    if run.cfg.data.world is None:
+        return None, None
+    random_player = player_score(run, "random player", RandomPlayer)
+    return random_player, player_score(run, "optimal splitter", SplitterPlayer)
+
+
+def player_score(run: Services, name: str, factory: PlayerFactory) -> PlayerScore:
+    """One row of the final table for a player that reads the table instead of a model."""
+    assert run.cfg.data.world is not None
+    world = load_world(run.cfg.data.world)
+    turns = run.cfg.multi_turn.max_turns.val
+    results = [
+        win_rate(factory, world, [task.secret], turns, PLAYER_GAMES, run.cfg.seed + index)
+        for index, task in enumerate(run.tasks.test)
+    ]
+    rate = cluster_bootstrap([r.wins for r in results], [float(r.games) for r in results])
+    return PlayerScore(
+        player=name,
+        sampling="",
+        games=PLAYER_GAMES * len(results),
+        secrets=len(results),
+        strict_win=rate.value,
+        low=rate.low,
+        high=rate.high,
+        mean_turns=float(np.mean([r.mean_turns for r in results])),
+    )
+
+
+def gain(before: Sequence[Group], after: Sequence[Group]) -> dict[str, float]:
+    """Difference of the strict win rates, paired over secrets, with its interval."""
+    difference = paired_difference(
+        secret_counts(before, WinRule.STRICT), secret_counts(after, WinRule.STRICT)
+    )
+    return {"gain": difference.value, "low": difference.low, "high": difference.high}
+
+
+async def starting_test(run: Services) -> dict[str, list[Group]]:
+    """The test of the first policy: played at the start of a run, read from its files on a resume."""
+    if run.state.step == 0:
+        return await test_policy(run, "start")
+    return {
+        sampling: regroup(read_trajectories(test_path(run, "start", sampling)).trajectories) for sampling in SAMPLINGS
+    }
+
+
+def regroup(games: Sequence[Trajectory]) -> list[Group]:
+    """Games in file order as groups; games of a task are contiguous."""
+    return [Group(task, tuple(part)) for task, part in groupby(games, key=lambda game: game.task)]
+
+
+def test_path(run: Services, label: str, sampling: str) -> Path:
+    """File of one test's games."""
+    return run.run_dir / "test" / f"{label}-{sampling}.jsonl"
+
+
+async def final_test(run: Services, before: dict[str, list[Group]]) -> Path:
+    """Play the test secrets with the trained policy and write ``final.json`` and ``test/summary.json``.
+
+    Args:
+        before: What ``test_policy`` gave at the start of the run.
+    """
+    after = await test_policy(run, "trained")
+    random_player, splitter = reference_scores(run)
+    rows = [random_player] if random_player else []
+    for label, played in (("starting agent", before), ("trained agent", after)):
+        rows += [score(played[sampling], label, words) for sampling, words in SAMPLINGS.items()]
+    rows += [splitter] if splitter else []
+    gains = {words: gain(before[sampling], after[sampling]) for sampling, words in SAMPLINGS.items()}
+    facts = {
+        f"gain, {words}": f"{100 * g['gain']:+.1f} points [{100 * g['low']:+.1f}, {100 * g['high']:+.1f}]"
+        for words, g in gains.items()
+    }
+    for row in rows:
+        run.progress.say(
+            f"{row.player:16s} {row.sampling:20s} strict win {100 * row.strict_win:5.1f} % "
+            f"[{100 * row.low:.1f}, {100 * row.high:.1f}]  mean turns {row.mean_turns:.1f}  ({row.games} games)"
+        )
+    for name, text in facts.items():
+        run.progress.say(f"{name}: {text}")
+    summary = run.run_dir / "test" / "summary.json"
+    summary.write_text(json.dumps({"seed": run.cfg.seed, "gains": gains}, indent=1) + "\n", encoding="utf-8")
+    return save_scores(run.run_dir, rows, facts)

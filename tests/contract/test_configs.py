@@ -1,0 +1,400 @@
+"""Every YAML composes and validates, every published launch line works, entry points behave."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from delta_belief_rl.algo import AGGREGATIONS, CREDITS, KL
+from delta_belief_rl.belief.shaping import METHODS
+from delta_belief_rl.cli.main import VERBS, load_verb
+from delta_belief_rl.cli.main import main as cli
+from delta_belief_rl.config.compose import group_options, load_config
+from delta_belief_rl.config.facts import Facts
+from delta_belief_rl.config.plan import make_plan
+from delta_belief_rl.config.reference_names import REFERENCE_NAMES
+from delta_belief_rl.config.rules import check
+from delta_belief_rl.config.schema import RunConfig, leaves, lookup
+from delta_belief_rl.config.schema_algo import ESTIMATORS
+from delta_belief_rl.config.schema_turns import BELIEF_METHODS, VERIFY_METHODS
+from delta_belief_rl.envs.answers import POSITIVE_METHODS, VALIDITY_METHODS
+
+ROOT = Path(__file__).resolve().parents[2]
+COCA = "delta_belief_rl/env/twenty_questions/direct/coca_plus"
+LOCAL = ("actor_rollout_ref.model.path=p", "judge_rollout.model.path=p", "multi_turn.train.n=2")
+"""What every option but an experiment leaves open."""
+
+TRAINING = """seed=42
+multi_turn.logprob_sampling.enabled=false
+multi_turn.verify_judge.enabled=true
+multi_turn.verify_judge.methods=["exact","sentence","question","multiple_questions","length"]
+multi_turn.verify_judge.false_positive_behavior="yes"
+multi_turn.train.n=16
+multi_turn.debug=false
+data.train_batch_size=240
+actor_rollout_ref.ngpus=1
+actor_rollout_ref.model.path=BASE
+actor_rollout_ref.model.lora_rank=64
+actor_rollout_ref.model.adapters=[{name: actor_lora, r: 64, alpha: 64, target_modules: all-linear}]
+actor_rollout_ref.model.use_liger=true
+actor_rollout_ref.model.enable_gradient_checkpointing=true
+actor_rollout_ref.actor.ppo_mini_batch_size=80
+actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=16
+actor_rollout_ref.actor.use_kl_loss=false
+actor_rollout_ref.actor.fsdp_config.param_offload=false
+actor_rollout_ref.actor.fsdp_config.optimizer_offload=false
++actor_rollout_ref.actor.optim.betas=[0.9,0.95]
+actor_rollout_ref.actor.optim.lr_warmup_steps_ratio=0.0
+actor_rollout_ref.actor.ppo_max_token_len_per_gpu=70000
+actor_rollout_ref.actor.ppo_epochs=1
+actor_rollout_ref.rollout.free_cache_engine=true
+actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=16
+actor_rollout_ref.rollout.temperature=1.0
+actor_rollout_ref.rollout.top_p=1.0
+actor_rollout_ref.rollout.top_k=-1
+actor_rollout_ref.rollout.n=1
++actor_rollout_ref.rollout.layered_summon=true
+actor_rollout_ref.rollout.load_format=safetensors
+actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=16
+judge_rollout.model.path=ORACLE
+judge_rollout.cot=true
+judge_rollout.thinking=false
+judge_rollout.rollout.response_length=250
+judge_rollout.rollout.free_cache_engine=false
+trainer.total_epochs=15
+trainer.validation_data_dir=validation/NAME
+trainer.val_before_train=true
+trainer.rollout_data_dir=rollout/NAME
+trainer.n_gpus_per_node=GPUS
+trainer.project_name=delta_belief_rl
+trainer.experiment_name=NAME
+trainer.test_freq=4
+trainer.resume_mode=auto""".splitlines()
+BELIEF = [
+    "multi_turn.logprob_reward.enabled=true",
+    "multi_turn.logprob_reward.normalised=true",
+    'multi_turn.logprob_reward.methods=["positive"]',
+    "multi_turn.reward.weight_elicit=0.1",
+    "algorithm.adv_estimator=grpo_turn",
+    "actor_rollout_ref.actor.loss_agg_mode=token-mean",
+    f"data.train_files={COCA}/train_rl.parquet",
+    f"data.val_files={COCA}/val.parquet",
+]
+STARPO = [
+    "multi_turn.logprob_reward.enabled=false",
+    "algorithm.adv_estimator=grpo",
+    "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean",
+    "data.train_files=learning_to_ask/env/train_rl.parquet",
+    "data.val_files=learning_to_ask/env/val.parquet",
+]
+
+
+def judge(ngpus: int, tokens: int, share: float, save: int, val: int = 4) -> list[str]:
+    return [
+        f"multi_turn.val.n={val}",
+        f"judge_rollout.ngpus={ngpus}",
+        f"judge_rollout.rollout.max_num_batched_tokens={tokens}",
+        f"judge_rollout.rollout.gpu_memory_utilization={share}",
+        f"trainer.save_freq={save}",
+    ]
+
+
+LR = "actor_rollout_ref.actor.optim.lr="
+TRAINING_LINES = {
+    "train_8xa100_paper": [
+        *BELIEF,
+        *judge(6, 4096, 0.65, 1),
+        LR + "3e-5",
+        "judge_rollout.rollout.tensor_model_parallel_size=2",
+        "+judge_rollout.rollout.kv_cache_memory_bytes=30000000000",
+    ],
+    "train_8xa100_awq_dp7": [
+        *BELIEF,
+        *judge(7, 8192, 0.60, 1, val=8),
+        LR + "3e-5",
+        "judge_rollout.rollout.tensor_model_parallel_size=1",
+        "+judge_rollout.rollout.kv_cache_memory_bytes=35000000000",
+        "judge_rollout.rollout.quantization=awq",
+        "judge_rollout.rollout.dtype=float16",
+    ],
+    "train_delta_belief_qwen1.7b": [*BELIEF, *judge(1, 2048, 0.7, 4), LR + "3e-5"],
+    "train_delta_belief_qwen4b": [*BELIEF, *judge(1, 2048, 0.7, 4), LR + "3e-5"],
+    "train_grpo_qwen1.7b": [*STARPO, *judge(1, 8192, 0.7, 4), LR + "1e-5"],
+    "train_grpo_qwen4b": [*STARPO, *judge(1, 8192, 0.7, 4), LR + "3e-5"],
+}
+
+EVALUATION = """seed=42
+multi_turn.val.n=8
+actor_rollout_ref.ngpus=1
+actor_rollout_ref.model.path=BASE
+actor_rollout_ref.model.use_liger=true
+actor_rollout_ref.rollout.free_cache_engine=true
+actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=16
+actor_rollout_ref.rollout.temperature=1.0
+actor_rollout_ref.rollout.top_p=1.0
+actor_rollout_ref.rollout.top_k=-1
+actor_rollout_ref.rollout.n=1
++actor_rollout_ref.rollout.layered_summon=true
+actor_rollout_ref.rollout.load_format=safetensors
+judge_rollout.cot=true
+judge_rollout.thinking=false
+judge_rollout.rollout.response_length=250
+judge_rollout.rollout.free_cache_engine=false
+judge_rollout.rollout.max_num_batched_tokens=2048
+judge_rollout.rollout.gpu_memory_utilization=0.7
+trainer.rollout_data_dir=rollout/NAME
+trainer.n_gpus_per_node=GPUS
+trainer.project_name=delta_belief_rl
+trainer.experiment_name=NAME
+trainer.validation_data_dir=test/NAME
+trainer.val_only=true
+trainer.val_before_train=true
+trainer.resume_mode=disable""".splitlines()
+ENV = "delta_belief_rl/env"
+OTHER_ENV = ["data.system_key=null", "judge_rollout.repeated_prompt=false"]
+API = [
+    "judge_rollout.ngpus=0",
+    "+judge_rollout.model.api_model_name=ORACLE",
+    "+judge_rollout.model.api_batch_size=200",
+]
+EVALUATION_LINES = {
+    "twenty_questions": [
+        "multi_turn.debug=false",
+        "multi_turn.verify_judge.enabled=true",
+        'multi_turn.verify_judge.methods=["exact","sentence","question","multiple_questions","length"]',
+        "multi_turn.verify_judge.false_positive_behavior=yes",
+        f"data.train_files={COCA}/train_rl.parquet",
+        f"data.val_files={COCA}/test.parquet",
+        "judge_rollout.model.path=ORACLE",
+        "judge_rollout.ngpus=1",
+    ],
+    "guess_my_city": [
+        *OTHER_ENV,
+        "multi_turn.debug=true",
+        "multi_turn.env=guess_my_city",
+        'multi_turn.verify_judge.methods=["exact","multiple_bets","multiple_questions"]',
+        f"data.val_files={ENV}/guess_my_city/direct/paprika/test.parquet",
+        "data.max_response_length=100",
+        "judge_rollout.model.path=ORACLE",
+        "judge_rollout.ngpus=1",
+    ],
+    "murder_mystery": [
+        *OTHER_ENV,
+        *API,
+        "multi_turn.debug=false",
+        "multi_turn.env=murder_mystery",
+        "multi_turn.verify_judge.enabled=false",
+        f"data.val_files={ENV}/murder_mystery/direct/paprika/test.parquet",
+        "data.max_response_length=200",
+        "data.max_prompt_length=7500",
+    ],
+    "customer_service": [
+        *OTHER_ENV,
+        *API,
+        "multi_turn.debug=true",
+        "multi_turn.env=customer_service",
+        'multi_turn.verify_judge.methods=["multiple_questions"]',
+        f"data.val_files={ENV}/customer_service/direct/paprika/test.parquet",
+        "data.max_response_length=100",
+        "data.max_prompt_length=3000",
+    ],
+}
+LINES = {
+    **{name: [*TRAINING, *more] for name, more in TRAINING_LINES.items()},
+    **{name: [*EVALUATION, *more] for name, more in EVALUATION_LINES.items()},
+}
+EVERY_OPTION = [(group, option) for group, names in group_options().items() for option in names]
+
+
+def filled(name: str) -> list[str]:
+    gpus = "8" if "8xa100" in name else "2"
+    line = [text.replace("NAME", name).replace("GPUS", gpus) for text in LINES[name]]
+    return [text.replace("BASE", "org/policy").replace("ORACLE", "org/judge") for text in line]
+
+
+@pytest.mark.parametrize(("group", "option"), EVERY_OPTION)
+def test_every_yaml_composes_and_validates(group: str, option: str) -> None:
+    more = []
+    if group != "experiment":
+        more = [
+            "experiment=quickstart" if option in ("world", "cpu") else "experiment=paper_qwen1.7b"
+        ]
+        if group == "env" and option != "twenty_questions":
+            more = [*LOCAL, "trainer.val_only=true", "actor_rollout_ref.ngpus=1"]
+        if group == "actor" and option in ("agent", "smollm2"):
+            more = ["experiment=quickstart"]
+        if option == "one_gpu":
+            more.append("judge=qwen3_14b_awq")
+    config, warnings = load_config([*more, f"{group}={option}"])
+    check(config)
+    assert warnings == []
+    make_plan(config, Facts(1000, 100, cores=4, gpus=8)).check()
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_every_published_launch_line_composes_and_validates(name: str) -> None:
+    config, warnings = load_config(filled(name))
+    check(config)
+    assert make_plan(config, Facts(1000, 198, cores=64, gpus=8)).problems == ()
+    for warning in warnings:
+        assert warning.startswith(("multi_turn.debug", "judge_rollout.rollout.")), warning
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_what_a_published_launch_line_sets_arrives_in_the_configuration(name: str) -> None:
+    config, _ = load_config(filled(name))
+    known = {leaf for leaf, _, _ in leaves(RunConfig)}
+    for text in filled(name):
+        key, value = text.lstrip("+").split("=", 1)
+        if key in known and not value.startswith("["):
+            found = lookup(config, key)
+            shown = found[0] if isinstance(found, tuple) else found
+            wanted = (
+                json.loads(value) if value[0] in '0123456789-"' or value in "truefalse" else value
+            )
+            assert shown == (None if wanted == "null" else wanted), text
+
+
+@pytest.mark.parametrize(
+    ("experiment", "line"),
+    [
+        ("paper_qwen1.7b", "train_delta_belief_qwen1.7b"),
+        ("paper_qwen4b", "train_delta_belief_qwen4b"),
+        ("starpo_qwen1.7b", "train_grpo_qwen1.7b"),
+        ("starpo_qwen4b", "train_grpo_qwen4b"),
+        ("train_8xa100_paper", "train_8xa100_paper"),
+        ("train_8xa100_awq_dp7", "train_8xa100_awq_dp7"),
+        ("eval_twenty_questions", "twenty_questions"),
+    ],
+)
+def test_an_experiment_equals_the_launch_line_of_its_name(experiment: str, line: str) -> None:
+    ours, _ = load_config([f"experiment={experiment}"])
+    theirs, _ = load_config(filled(line))
+    free = ("trainer.", "data.train_files", "actor_rollout_ref.model.")
+    if experiment.startswith("starpo"):
+        free = (*free, "data.val_files")
+    if experiment.startswith("eval"):
+        free = (*free, "actor_rollout_ref.actor.fsdp_config")
+    for name, _, _ in leaves(RunConfig):
+        if not name.startswith(free) and name != "judge_rollout.model.path":
+            assert lookup(ours, name) == lookup(theirs, name), name
+    for name in ("total_epochs", "test_freq", "save_freq", "val_only", "resume_mode"):
+        assert getattr(ours.trainer, name) == getattr(theirs.trainer, name), name
+
+
+def test_all_published_settings_are_accounted_for() -> None:
+    assert len(REFERENCE_NAMES) == len(set(REFERENCE_NAMES)) == 324
+
+
+def test_the_names_that_rules_accept_are_those_that_the_rooms_provide() -> None:
+    assert set(ESTIMATORS) == set(CREDITS)
+    assert set(BELIEF_METHODS) == {*METHODS, "pacr", "potential"}
+    assert set(VERIFY_METHODS) == {*VALIDITY_METHODS, *POSITIVE_METHODS, "multiple_bets"}
+    choices = {name: get_args(kind) for name, _, kind in leaves(RunConfig)}
+    assert set(choices["actor_rollout_ref.actor.loss_agg_mode"]) == set(AGGREGATIONS)
+    assert set(choices["actor_rollout_ref.actor.kl_loss_type"]) == set(KL)
+
+
+def test_the_quick_start_family_differs_only_in_credit_and_belief() -> None:
+    base, _ = load_config(["experiment=quickstart"])
+    for name, estimator in (("starpo_quickstart", "grpo"), ("grpo_turn_quickstart", "grpo_turn")):
+        other, _ = load_config([f"experiment={name}"])
+        assert other.algorithm.adv_estimator == estimator
+        assert not other.multi_turn.logprob_reward.enabled
+        assert other.data == base.data
+        assert other.actor_rollout_ref.actor.optim == base.actor_rollout_ref.actor.optim
+        assert other.multi_turn.reward.signals == base.multi_turn.reward.signals
+
+
+def train(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(ROOT / "train.py"), *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+    )
+
+
+def test_U4_a_dry_run_prints_the_plan_without_importing_torch_or_ray() -> None:
+    code = (
+        "import sys\n"
+        "for name in ('torch', 'ray', 'vllm', 'transformers'): sys.modules[name] = None\n"
+        "import train\n"
+        "sys.exit(train.main(['--dry-run', 'experiment=quickstart', 'seed=5']))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Plan of quickstart/delta_belief (seed 5)" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["trainer.save_frq=1"], "did you mean trainer.save_freq?"),
+        (["--no-such-option"], "unrecognized arguments"),
+        (
+            ["experiment=quickstart", "multi_turn.train.n=1"],
+            "multi_turn.train.n must be at least 2",
+        ),
+        (["experiment=quickstart", "data.world=no_such_world"], "no_such_world"),
+        (
+            ["experiment=paper_qwen1.7b", "data.train_files=/no.parquet"],
+            "/no.parquet does not exist",
+        ),
+    ],
+)
+def test_bad_input_is_one_sentence_on_stderr_and_status_two(words: list[str], part: str) -> None:
+    done = train(*words)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert part in done.stderr
+
+
+def test_help_shows_a_command_that_works() -> None:
+    done = train("--help")
+    assert done.returncode == 0
+    assert "python train.py experiment=quickstart" in done.stdout
+
+
+def test_every_verb_loads_and_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in VERBS:
+        verb = load_verb(name)
+        assert verb.name == name
+        assert verb.example.startswith("delta-belief ")
+        with pytest.raises(SystemExit) as caught:
+            cli([name, "--help"])
+        assert caught.value.code == 0
+        out = capsys.readouterr().out
+        assert verb.example in out
+        assert "--json" in out
+
+
+def test_the_plan_verb_gives_one_json_document(capsys: pytest.CaptureFixture[str]) -> None:
+    status = cli(["plan", "--json", "experiment=quickstart"])
+    found = json.loads(capsys.readouterr().out)
+    assert status == (1 if found["problems"] else 0)
+    assert found["games_per_step"] == 192
+    assert cli(["plan", "experiment=quickstart"]) == status
+    assert "One training step" in capsys.readouterr().out
+
+
+def test_a_bad_verb_or_setting_is_one_sentence_and_status_two(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert cli(["plan", "seed=abc"]) == 2
+    assert capsys.readouterr().err == (
+        "delta-belief plan: seed must be a whole number, not 'abc'.\n"
+    )
+    with pytest.raises(SystemExit) as caught:
+        cli(["no-such-verb"])
+    assert caught.value.code == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
