@@ -50,7 +50,7 @@ types: $(VENV)/.tools
 	$(VENV)/bin/pyright --pythonpath $(PY)
 
 shell: $(VENV)/.tools
-	find . -path ./.git -prune -o -path ./.venv -prune -o -path ./outputs -prune \
+	find . -path ./.git -prune -o -path ./.venv -prune -o -path './.gpu*' -prune -o -path ./outputs -prune \
 	  -o -type f \( -name '*.sh' -o -path './.ci/run' \) -print0 \
 	  | xargs -0 -r $(VENV)/bin/shellcheck
 

@@ -11,7 +11,7 @@ import numpy as np
 from delta_belief_rl.belief.branched import ScoreRequest
 from delta_belief_rl.models.adapters import state_checksum
 from delta_belief_rl.trainer.actor import AdapterSnapshot, GameScore
-from delta_belief_rl.trainer.packing import UpdatePlan
+from delta_belief_rl.trainer.packing import UpdatePlan, deal
 from delta_belief_rl.trainer.services import PolicyGroup
 from delta_belief_rl.types import FloatArray, IntArray, TrainBatch
 
@@ -21,16 +21,21 @@ class SyncMismatch(RuntimeError):
 
 
 class RayPolicyGroup:
-    """All training ranks. Calls go to all ranks together, because sharded models need all of them."""
+    """All training ranks; calls go to all of them together, because a sharded model needs all."""
 
     def __init__(self, ranks: Sequence[Any]) -> None:
         self._ranks = list(ranks)
         self.num_ranks = len(self._ranks)
 
     async def score(self, games: Sequence[ScoreRequest]) -> list[GameScore]:
-        """Deal games to ranks by length, so that all ranks finish together; results in the given order."""
+        """Deal games to ranks by length, so that all ranks finish together.
+
+        Ranks may get unequal numbers of games; they agree on the number of forwards by themselves.
+
+        Returns:
+            Scores in the order of ``games``.
+        """
         parts = deal([len(game.token_ids) for game in games], self.num_ranks)
-        # A sharded model needs every rank in every forward: ranks get equally many games.
         answers = await asyncio.gather(
             *(
                 rank.score.remote([games[index] for index in part])
@@ -42,8 +47,17 @@ class RayPolicyGroup:
             out.update(zip(part, scores, strict=True))
         return [out[index] for index in range(len(games))]
 
-    async def update(self, batch: TrainBatch, plan: UpdatePlan, training_step: int) -> dict[str, float]:
-        """Send each rank its micro-batches and merge the metrics."""
+    async def update(
+        self, batch: TrainBatch, plan: UpdatePlan, training_step: int
+    ) -> dict[str, float]:
+        """Send each rank its micro-batches and merge the metrics.
+
+        Raises:
+            ValueError: The plan is for another number of ranks.
+        """
+        for step in plan.steps:
+            if len(step.ranks) != self.num_ranks:
+                raise ValueError(f"a plan for {len(step.ranks)} ranks, not for {self.num_ranks}")
         answers = await asyncio.gather(
             *(
                 rank.update.remote(rank_steps(batch, plan, index), training_step)
@@ -72,17 +86,8 @@ class RayPolicyGroup:
         return sums[0]
 
     async def _all(self, method: str, *args: Any) -> list[Any]:
-        return list(await asyncio.gather(*(getattr(rank, method).remote(*args) for rank in self._ranks)))
-
-
-def deal(lengths: Sequence[int], ranks: int) -> list[list[int]]:
-    """Indices for each rank: longest first, in a snake, so that totals are nearly equal."""
-    parts: list[list[int]] = [[] for _ in range(ranks)]
-    order = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
-    for position, index in enumerate(order):
-        lap, place = divmod(position, ranks)
-        parts[place if lap % 2 == 0 else ranks - 1 - place].append(index)
-    return parts
+        calls = (getattr(rank, method).remote(*args) for rank in self._ranks)
+        return list(await asyncio.gather(*calls))
 
 
 def rank_steps(
@@ -94,7 +99,8 @@ def rank_steps(
         return batch.select(games) if len(games) else None
 
     return [
-        ([part(micro.games) for micro in step.ranks[rank]], step.denominators) for step in plan.steps
+        ([part(micro.games) for micro in step.ranks[rank]], step.denominators)
+        for step in plan.steps
     ]
 
 
@@ -111,33 +117,41 @@ def merge_pairs(parts: Sequence[Mapping[str, tuple[float, float]]]) -> dict[str,
 class RayEngineGroup:
     """All engine replicas.
 
-    ``sync`` is the same for the first time and the n-th: send the adapter, then demand of every replica the
-    version, the checksum of the bytes it received and the log-probs of a fixed probe, and compare them with the
-    trainer's own.
+    ``sync`` is the same for the first time and the n-th: send the adapter, then demand of every
+    replica the version, the checksum of the bytes it received and the log-probs of a fixed probe,
+    and compare them with the trainer's own.
 
     Args:
         replicas: Handles of ``EngineWorker``.
-        probe_ids: The fixed token sequence.
+        probe_ids: The fixed token sequence, at least two tokens.
         bound: Largest difference of a probe log-prob, in nats.
     """
 
     def __init__(self, replicas: Sequence[Any], probe_ids: Sequence[int], bound: float) -> None:
+        if len(probe_ids) < 2:
+            raise ValueError(f"a probe needs at least 2 tokens, not {len(probe_ids)}")
         self._replicas = list(replicas)
         self._probe_ids = tuple(probe_ids)
         self._bound = bound
         self._synced: tuple[int, str] | None = None
 
     async def sync(self, policy: PolicyGroup) -> Mapping[str, float]:
-        """Bring every replica to the policy's adapter.
+        """Bring every replica to the policy's adapter; nothing is sent when nothing has changed.
+
+        Returns:
+            Metrics; empty when nothing was sent.
 
         Raises:
-            SyncMismatch: A replica reports another version, another checksum, or a probe outside the bound.
+            SyncMismatch: A replica reports another version, another checksum, or a probe outside
+                the bound.
         """
         snapshot = await policy.snapshot()
         if state_checksum(snapshot.state) != snapshot.checksum:
             raise SyncMismatch("the adapter changed on its way from the trainer")
         if self._synced == (snapshot.version, snapshot.checksum):
             return {}
+        # What the replicas hold is unknown until the last check has passed.
+        self._synced = None
         expected, *reports = await asyncio.gather(
             policy.probe(self._probe_ids),
             *(
@@ -162,14 +176,24 @@ def check_report(
     """
     if report.version != snapshot.version:
         raise SyncMismatch(
-            f"engine replica {index} holds adapter version {report.version}, the trainer {snapshot.version}"
+            f"engine replica {index} holds adapter version {report.version}, "
+            f"the trainer {snapshot.version}"
         )
     if report.checksum != snapshot.checksum:
-        raise SyncMismatch(f"engine replica {index} received other adapter bytes than the trainer sent")
+        raise SyncMismatch(
+            f"engine replica {index} received other adapter bytes than the trainer sent: checksum "
+            f"{report.checksum[:12]}, not {snapshot.checksum[:12]}"
+        )
+    if len(report.probe) != len(expected):
+        raise SyncMismatch(
+            f"engine replica {index} gave {len(report.probe)} log-probs of the probe, "
+            f"the trainer {len(expected)}"
+        )
     gap = float(np.max(np.abs(report.probe - expected)))
+    # Written so that NaN fails too.
     if not gap <= bound:
         raise SyncMismatch(
-            f"engine replica {index} differs from the trainer by {gap:.4g} nats on the probe, more than "
-            f"{bound:g}: its adapter is not the trainer's"
+            f"engine replica {index} differs from the trainer by {gap:.4g} nats on the probe, more "
+            f"than {bound:g}: its adapter is not the trainer's"
         )
     return gap

@@ -46,6 +46,8 @@ def ray_session(settings: RayInit, num_cpus: int, num_gpus: int) -> Iterator[Non
     check_ray_version()
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    # Ray lowers the priority of its workers by default; here they do all of the work.
+    os.environ.setdefault("RAY_worker_niceness", "0")
     if settings.address != "local":
         ray.init(address=settings.address, log_to_driver=True, logging_level="WARNING")
         try:

@@ -1,18 +1,21 @@
 """The policy that is trained: score finished games, update on them, hand out the adapter.
 
-One object is one rank. With several ranks the model is sharded by FSDP2, every public method is called on all
-ranks together, and the driver's plan guarantees that all make the same collectives.
+One object is one rank. With several ranks the model is sharded by FSDP2 and every public method is
+called on all ranks together. All make the same collectives: the driver plans the forward and
+backward calls of an update, and before scoring the ranks agree on the number of forwards.
 
-The base model is frozen; LoRA adapters hold what is learnt. Without LoRA (``rank == 0``) every parameter is
-trained and "adapter" means the whole model.
+The base model is frozen; LoRA adapters hold what is learnt. Without LoRA (``rank == 0``) every
+parameter is trained and "adapter" means the whole model.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -23,7 +26,12 @@ from delta_belief_rl.algo.losses.entropy import entropy_loss
 from delta_belief_rl.algo.losses.kl import kl_loss
 from delta_belief_rl.algo.losses.policy import PolicyInputs, PolicyLossSettings
 from delta_belief_rl.algo.losses.registry import LOSSES
-from delta_belief_rl.belief.branched import ScoreRequest, score_batch, score_beliefs
+from delta_belief_rl.belief.branched import (
+    ScoreRequest,
+    plan_passes,
+    score_batch,
+    score_beliefs,
+)
 from delta_belief_rl.models.loading import (
     adapter_names,
     adapter_state,
@@ -48,6 +56,14 @@ from delta_belief_rl.types import FloatArray, TrainBatch, UserError
 
 POLICY, EMA, BASE = "actor", "ema", "base"
 """Names of the models that a belief or a view can be asked of."""
+
+STAND_IN = ScoreRequest(token_ids=(0, 0), action_positions=np.ones(1, dtype=np.int64))
+"""The game of a forward that a rank makes only because another rank has one more to make."""
+
+WHOLE = sys.maxsize
+"""Token budget of games that are one pass already."""
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +173,8 @@ class PolicyActor:
                 copy_adapter(model, POLICY, EMA)
         elif lora.ema or {EMA, BASE} & {*settings.views, *settings.beliefs}:
             raise UserError(
-                "A base or slow belief model needs LoRA adapters: set actor_rollout_ref.model.lora_rank."
+                "A base or slow belief model needs LoRA adapters: "
+                "set actor_rollout_ref.model.lora_rank."
             )
         if settings.gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -171,26 +188,34 @@ class PolicyActor:
     # --- scoring ---------------------------------------------------------------------------------
 
     def score(self, games: Sequence[ScoreRequest]) -> list[GameScore]:
-        """Log-probs of each game's own tokens and its beliefs.
+        """Log-probs of each game's own tokens and its beliefs; ranks may have any games, even none.
 
-        The policy's log-probs and its beliefs come from one forward per micro-batch; each further model costs
-        one more.
+        The policy's log-probs and its beliefs come from one forward per micro-batch; each further
+        model costs one more.
         """
         settings = self.settings
-        tokens = settings.score_tokens
         plain = [replace(game, elicitation=None, belief_points=()) for game in games]
         asked = games if POLICY in settings.beliefs else plain
-        own = score_batch(self.model, asked, tokens, settings.temperature, with_entropy=True)
+        score = partial(
+            score_batch,
+            self.model,
+            max_tokens_per_pass=WHOLE,
+            temperature=settings.temperature,
+        )
+        own = self._passes(asked, partial(score, with_entropy=True))
         beliefs: dict[str, list[FloatArray]] = {}
         for name in settings.beliefs:
             if name == POLICY:
                 beliefs[name] = [result.beliefs for result in own]
             else:
-                beliefs[name] = score_beliefs(self.model, games, tokens, name)
+                ask = partial(
+                    score_beliefs, self.model, max_tokens_per_pass=WHOLE, belief_model=name
+                )
+                beliefs[name] = self._passes(games, ask)
         views: dict[str, list[FloatArray]] = {}
         for name in settings.views:
             with use_adapter(self.model, None if name == BASE else name):
-                results = score_batch(self.model, plain, tokens, settings.temperature)
+                results = self._passes(plain, score)
             views[name] = [result.logp for result in results]
         return [
             GameScore(
@@ -201,6 +226,34 @@ class PolicyActor:
             )
             for index, result in enumerate(own)
         ]
+
+    def _passes(
+        self,
+        games: Sequence[ScoreRequest],
+        score: Callable[[Sequence[ScoreRequest]], Sequence[Result]],
+    ) -> list[Result]:
+        """Score games in passes within the token budget, equally many on every rank.
+
+        A sharded model needs every rank in every forward, so a rank with fewer passes than another
+        makes up for them with a stand-in (A19).
+        """
+        parts = plan_passes([_num_tokens(game) for game in games], self.settings.score_tokens)
+        # Agreed before the first forward: later, this collective would meet another rank's forward.
+        missing = self._most(len(parts)) - len(parts)
+        results: dict[int, Result] = {}
+        for part in parts:
+            results.update(zip(part, score([games[index] for index in part]), strict=True))
+        for _ in range(missing):
+            score([STAND_IN])
+        return [results[index] for index in range(len(games))]
+
+    def _most(self, count: int) -> int:
+        """The largest ``count`` of all ranks; a collective."""
+        if self.world_size == 1:
+            return count
+        most = torch.tensor(count, device=self.device)
+        dist.all_reduce(most, op=dist.ReduceOp.MAX)
+        return int(most)
 
     def probe(self, token_ids: Sequence[int]) -> FloatArray:
         """Log-probs at temperature 1 of a fixed token sequence, ``[len(token_ids) - 1]``."""
@@ -219,13 +272,17 @@ class PolicyActor:
     # --- updating --------------------------------------------------------------------------------
 
     def update(
-        self, steps: Sequence[tuple[Sequence[TrainBatch | None], Mapping[str, float]]], training_step: int
+        self,
+        steps: Sequence[tuple[Sequence[TrainBatch | None], Mapping[str, float]]],
+        training_step: int,
     ) -> dict[str, tuple[float, float]]:
         """Run the optimizer steps of one training step on this rank's micro-batches.
 
         Args:
-            steps: Per optimizer step, this rank's micro-batches and the global denominators. None is a
-                micro-batch without games: it still runs a forward and a backward, so that ranks stay in step.
+            steps: Per optimizer step, this rank's micro-batches and the global denominators. None
+                is a micro-batch without games: it still runs a forward and a backward, so that
+                ranks stay in step. No steps at all (every token masked) leave the policy, the slow
+                adapter and the version as they are, on every rank (A18).
             training_step: Number of the training step, from 1; decides the learning rate.
 
         Returns:
@@ -235,7 +292,6 @@ class PolicyActor:
         set_learning_rate(self.optimizer, rate)
         parts: list[Metrics] = []
         norms: list[float] = []
-        skipped = 0
         self.model.train()
         for micro_batches, denominators in steps:
             self.optimizer.zero_grad(set_to_none=True)
@@ -244,24 +300,24 @@ class PolicyActor:
             norms.append(norm)
             if np.isfinite(norm):
                 self.optimizer.step()
-            else:
-                skipped += 1
         self.optimizer.zero_grad(set_to_none=True)
         self.model.eval()
-        self._update_ema(training_step)
-        self.version += 1
+        if steps:
+            self._update_ema(training_step)
+            self.version += 1
         merged = {name: (float(s), float(n)) for name, (s, n) in merge_metrics(parts).items()}
         finite = [norm for norm in norms if np.isfinite(norm)]
-        # Every rank knows the global norm; rank 0 alone reports it, or merging would count it several times.
+        # Every rank knows the global norm; one reports it, or merging would count it several times.
         if self.rank == 0:
             merged["actor/grad_norm"] = (float(np.sum(finite)), float(len(finite)))
             merged["actor/lr"] = (rate, 1.0)
             merged["actor/optimizer_steps"] = (float(len(norms)), 1.0)
-            merged["actor/skipped_updates"] = (float(skipped), 1.0)
+            merged["actor/skipped_updates"] = (float(len(norms) - len(finite)), 1.0)
+            merged["actor/empty_updates"] = (float(not steps), 1.0)
         return merged
 
     def _backward(self, batch: TrainBatch | None, denominators: Mapping[str, float]) -> Metrics:
-        if batch is None:
+        if batch is None or not batch.weight.any():
             # One token that is not trained: the same collectives, no contribution.
             packed = pack([PackSegment((0, 0))], self.device)
             one = torch.ones(1, dtype=torch.int64, device=self.device)
@@ -273,14 +329,18 @@ class PolicyActor:
         (loss * self.world_size).backward()
         return metrics
 
-    def _loss(self, batch: TrainBatch, denominators: Mapping[str, float]) -> tuple[torch.Tensor, Metrics]:
+    def _loss(
+        self, batch: TrainBatch, denominators: Mapping[str, float]
+    ) -> tuple[torch.Tensor, Metrics]:
         settings = self.settings
-        packed = pack([PackSegment(tuple(batch.token_ids[g].tolist())) for g in batch.games()], self.device)
+        games = [PackSegment(tuple(batch.token_ids[span].tolist())) for span in batch.games()]
+        packed = pack(games, self.device)
         # Trunks only, so a token's index in the batch is its index in the packed row.
         index = np.flatnonzero((batch.turn_ids >= 0) & (batch.weight != 0))
         row_of = np.repeat(np.arange(batch.num_games), batch.lengths())
         rows = self._tensor(row_of[index])
-        turns = self._tensor(row_of[index] * (int(batch.turn_ids.max()) + 1) + batch.turn_ids[index])
+        width = int(batch.turn_ids.max()) + 1
+        turns = self._tensor(row_of[index] * width + batch.turn_ids[index])
         scores = token_logprobs(
             self.model,
             packed,
@@ -303,7 +363,9 @@ class PolicyActor:
         )
         mode = settings.loss.loss_agg_mode
         loss, metrics = LOSSES[settings.loss_name](inputs, settings.loss, denominators)
-        bonus, entropy_metrics = entropy_loss(scores.entropy, weight, rows, mode, denominators, turns)
+        bonus, entropy_metrics = entropy_loss(
+            scores.entropy, weight, rows, mode, denominators, turns
+        )
         metrics |= entropy_metrics
         if settings.entropy_coeff:
             loss = loss + settings.entropy_coeff * bonus
@@ -339,7 +401,10 @@ class PolicyActor:
         return AdapterSnapshot(state=state, version=self.version, checksum=state_checksum(state))
 
     def state(self) -> dict[str, Any]:
-        """Everything that a resumed run needs, as plain arrays and tensors; a collective when sharded."""
+        """Everything that a resumed run needs, as plain arrays and tensors.
+
+        A collective when the model is sharded; the state does not depend on the number of ranks.
+        """
         optimizer = self.optimizer.state_dict()
         if self.world_size > 1:
             from delta_belief_rl.trainer.sharding import gather_optimizer_state
@@ -355,9 +420,18 @@ class PolicyActor:
         return state
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from ``state()``, on any number of ranks."""
+        """Continue from ``state()``, on any number of ranks.
+
+        Raises:
+            UserError: The state was saved with other adapters.
+        """
         load_adapter_state(self.model, POLICY, state["adapter"])
         if self.settings.adapter.ema:
+            if "ema" not in state:
+                raise UserError(
+                    "The checkpoint has no slow adapter: resume with the belief models it was "
+                    "saved with, or start a new run."
+                )
             load_adapter_state(self.model, EMA, state["ema"])
         optimizer = state["optimizer"]
         if self.world_size > 1:
@@ -387,6 +461,13 @@ def parse_state(data: bytes) -> dict[str, Any]:
         if name in state:
             state[name] = {key: value.numpy() for key, value in state[name].items()}
     return state
+
+
+def _num_tokens(game: ScoreRequest) -> int:
+    """Tokens of a game and of the guesses that hang on it."""
+    if game.elicitation is None:
+        return len(game.token_ids)
+    return len(game.token_ids) + len(game.belief_points) * len(game.elicitation.branch_ids)
 
 
 def _mean(values: FloatArray | None) -> float:

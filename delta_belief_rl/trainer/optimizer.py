@@ -68,10 +68,16 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 def gradient_norm(optimizer: torch.optim.Optimizer, max_norm: float) -> float:
     """Clip the global gradient norm in place and return it as it was before clipping.
 
-    Works for plain and for sharded (DTensor) parameters; a collective in the latter case, so every rank
-    must call it.
+    Works for plain and for sharded (DTensor) parameters; a collective in the latter case, so every
+    rank must call it. A norm that is not finite leaves the gradients as they are.
     """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm)
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    norm = torch.nn.utils.get_total_norm(gradients)
+    # Shards hold partial norms; clipping needs the whole one.
     full = getattr(norm, "full_tensor", None)
-    return float(full() if full is not None else norm)
+    norm = norm if full is None else full()
+    size = float(norm)
+    if math.isfinite(size):
+        torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+    return size

@@ -1,8 +1,8 @@
-"""FSDP2 for the policy, and its optimizer state in a form that does not depend on the number of ranks."""
+"""FSDP2 for the policy, and its optimizer state in a form without any number of ranks in it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -32,29 +32,33 @@ def shard_model(model: Any, device_type: str) -> Any:
 
 def gather_optimizer_state(state: Mapping[str, Any]) -> dict[str, Any]:
     """Full tensors in place of shards; a collective."""
-    return _map(state, lambda value: value.full_tensor().cpu() if isinstance(value, DTensor) else value)
+    return _map(
+        state, lambda value: value.full_tensor().cpu() if isinstance(value, DTensor) else value
+    )
 
 
-def scatter_optimizer_state(state: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Shards in place of full tensors, laid out as the optimizer's parameters are; a collective."""
+def scatter_optimizer_state(
+    state: Mapping[str, Any], optimizer: torch.optim.Optimizer
+) -> dict[str, Any]:
+    """Shards in place of full tensors, laid out as the optimizer's parameters; a collective."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     sharded = dict(state)
     sharded["state"] = {
-        index: {
-            name: _like(value, parameters[int(index)]) for name, value in slots.items()
-        }
+        index: {name: _like(value, parameters[int(index)]) for name, value in slots.items()}
         for index, slots in state["state"].items()
     }
     return sharded
 
 
 def _like(value: Any, parameter: torch.Tensor) -> Any:
-    if not isinstance(value, torch.Tensor) or value.ndim == 0 or not isinstance(parameter, DTensor):
+    plain = not isinstance(value, torch.Tensor) or value.ndim == 0
+    if plain or not isinstance(parameter, DTensor):
         return value
-    return distribute_tensor(value.to(parameter.device), parameter.device_mesh, parameter.placements)
+    value = value.to(parameter.device)
+    return distribute_tensor(value, parameter.device_mesh, parameter.placements)
 
 
-def _map(value: Any, change: Any) -> Any:
+def _map(value: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(value, Mapping):
         return {key: _map(item, change) for key, item in value.items()}
     if isinstance(value, list | tuple):
