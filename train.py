@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from delta_belief_rl.cli.front import prepare
 from delta_belief_rl.cli.parser import OneLineParser
+from delta_belief_rl.config.availability import unavailable
 from delta_belief_rl.types import UserError
 
 EXAMPLE = """examples:
@@ -38,11 +39,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"train.py: warning: {warning}", file=sys.stderr)
         if args.dry_run:
             print(plan.render())
+            for sentence in unavailable(config):
+                print(f"not runnable here: {sentence}")
             return 0
         plan.check()
+        for sentence in unavailable(config):
+            raise UserError(sentence)
         from delta_belief_rl.cluster.app import run
 
-        print(plan.render(), file=sys.stderr)
         return run(config, plan)
     except UserError as error:
         print(f"train.py: {error}", file=sys.stderr)

@@ -11,8 +11,13 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
+
+import yaml
+from ray.exceptions import RayTaskError
 
 from delta_belief_rl.algo.samplers.sequential import TaskSampler
 from delta_belief_rl.algo.shapers.channels import ChannelShaper
@@ -20,6 +25,7 @@ from delta_belief_rl.belief.elicit import elicitor
 from delta_belief_rl.cluster.pools import Pools, max_games, start_pools
 from delta_belief_rl.cluster.ray_app import ray_session
 from delta_belief_rl.config.compose import resolved_yaml
+from delta_belief_rl.config.paths import find_file
 from delta_belief_rl.config.plan import Plan
 from delta_belief_rl.config.schema import RunConfig
 from delta_belief_rl.envs.base import Env
@@ -28,6 +34,7 @@ from delta_belief_rl.envs.worlds.grammar import Grammar
 from delta_belief_rl.envs.worlds.table import load_world
 from delta_belief_rl.eval.report import render
 from delta_belief_rl.models.loading import load_tokenizer
+from delta_belief_rl.obs.events import EventLog, config_diff
 from delta_belief_rl.obs.exits import exit_on_sigterm
 from delta_belief_rl.obs.jsonl import MetricsLog
 from delta_belief_rl.obs.progress import ProgressView
@@ -36,8 +43,10 @@ from delta_belief_rl.rollout.driver import RolloutDriver
 from delta_belief_rl.rollout.game import GameSettings
 from delta_belief_rl.text.chat import ChatFormat
 from delta_belief_rl.trainer import persist
-from delta_belief_rl.trainer.final import final_test, starting_test
+from delta_belief_rl.trainer.checkpoint import Checkpoint
+from delta_belief_rl.trainer.final import final_test, is_tested, starting_games, starting_test
 from delta_belief_rl.trainer.loop import train
+from delta_belief_rl.trainer.preflight import check_owner, check_weights
 from delta_belief_rl.trainer.resume import RunStart, open_run
 from delta_belief_rl.trainer.services import Services, TaskSets
 from delta_belief_rl.trainer.settings import (
@@ -55,35 +64,97 @@ def run(cfg: RunConfig, plan: Plan) -> int:
     """Run a configuration to its end.
 
     Returns:
-        0 when the run finished.
+        0 when the run finished, or had finished before.
 
     Raises:
         UserError: Anything that the user can mend.
     """
     exit_on_sigterm()
+    resolved = resolved_yaml(cfg)
+    cfg = _located(cfg)
     tasks = load_tasks(cfg)
-    chat = ChatFormat.from_tokenizer(
-        load_tokenizer(cfg.actor_rollout_ref.model.tokenizer_path or cfg.actor_rollout_ref.model.path),
-        template_options(cfg),
-    )
-    elicit = elicitor(chat, agg=cfg.multi_turn.logprob_reward.agg)
-    if belief_models(cfg):
-        for task in tasks.train:
-            elicit(task.secret)
+    chat = _check_model(cfg, tasks)
     credit_method(cfg)
     env_factory(cfg, cfg.multi_turn.max_turns.train)
-    root = Path(cfg.trainer.default_local_dir)
+    root, run_dir = Path(cfg.trainer.default_local_dir), Path(cfg.trainer.output_dir)
+    check_owner(run_dir, root)
     resume_from = cfg.trainer.resume_from_path
     start = open_run(root, cfg.trainer.resume_mode, Path(resume_from) if resume_from else None)
-    run_dir = Path(cfg.trainer.output_dir)
-    resolved = resolved_yaml(cfg)
+    if _is_complete(cfg, plan, start, run_dir):
+        return 0
+    if _tests(cfg) and start.checkpoint is not None and start.checkpoint.step > 0:
+        starting_games(run_dir, start.run_id)
     _write_facts(run_dir, resolved, plan)
+    print(plan.render(), file=sys.stderr)
     probe = probe_tokens(chat, tasks)
     # Every process books one logical CPU; on few cores they take turns.
     cpus = max(plan.cores, len(plan.placements))
-    with ray_session(cfg.ray_init, cpus, plan.gpus):
-        pools = start_pools(cfg, plan, probe)
-        return asyncio.run(_play(cfg, plan, tasks, chat, start, run_dir, resolved, pools))
+    try:
+        with ray_session(cfg.ray_init, cpus, plan.gpus):
+            pools = start_pools(cfg, plan, probe)
+            return asyncio.run(_play(cfg, plan, tasks, chat, start, run_dir, resolved, pools))
+    except RayTaskError as error:
+        if isinstance(error.cause, UserError):
+            raise UserError(str(error.cause)) from error
+        raise
+
+
+def _located(cfg: RunConfig) -> RunConfig:
+    """The configuration with whole paths, for processes that work elsewhere."""
+
+    def whole(path: str) -> str:
+        found = find_file(path)
+        return str(found.resolve()) if found.exists() else path
+
+    model, world = cfg.actor_rollout_ref.model, cfg.data.world
+    model = replace(
+        model,
+        path=whole(model.path),
+        tokenizer_path=model.tokenizer_path and whole(model.tokenizer_path),
+    )
+    # A bare name is a packaged world, even where a file of that name lies about.
+    world = whole(world) if world and {"/", "."} & {*world} else world
+    return replace(
+        cfg,
+        actor_rollout_ref=replace(cfg.actor_rollout_ref, model=model),
+        data=replace(cfg.data, world=world),
+    )
+
+
+def _check_model(cfg: RunConfig, tasks: TaskSets) -> ChatFormat:
+    """The chat format, after a look at weights and secrets that costs no time."""
+    model = cfg.actor_rollout_ref.model
+    chat = ChatFormat.from_tokenizer(
+        load_tokenizer(model.tokenizer_path or model.path), template_options(cfg)
+    )
+    check_weights(model.path)
+    elicit = elicitor(chat, agg=cfg.multi_turn.logprob_reward.agg)
+    if belief_models(cfg) or cfg.multi_turn.env == "twenty_questions":
+        # A secret that cannot be said can be neither believed nor guessed.
+        for task in (*tasks.train, *tasks.val, *tasks.test):
+            elicit(task.secret)
+    return chat
+
+
+def _tests(cfg: RunConfig) -> bool:
+    """Whether the run ends with a final test."""
+    return cfg.trainer.final_test and not cfg.trainer.val_only
+
+
+def _is_complete(cfg: RunConfig, plan: Plan, start: RunStart, run_dir: Path) -> bool:
+    """Whether nothing is left to do; says so, and makes the report anew."""
+    saved, total = start.checkpoint, plan.total_steps or 0
+    if saved is None or cfg.trainer.val_only or saved.step < total:
+        return False
+    if _tests(cfg) and not is_tested(run_dir, start.run_id, saved.step):
+        return False
+    print(
+        f"Run {start.run_id} is complete: {saved.step} of {total} training steps are done "
+        "(raise trainer.total_training_steps to go on).",
+        file=sys.stderr,
+    )
+    print(f"report: {render(run_dir)}", file=sys.stderr)
+    return True
 
 
 async def _play(
@@ -98,20 +169,22 @@ async def _play(
 ) -> int:
     saved = start.checkpoint
     step = saved.step if saved else 0
+    events = EventLog(run_dir / "events.jsonl", start.run_id)
+    events.write("start", step, resumed_from=saved and saved.path, changed=_changes(saved, resolved))
     with ProgressView(plan.total_steps or 0, step) as progress:
         services = _services(cfg, plan, tasks, chat, start, run_dir, resolved, pools, progress)
         if saved is not None:
             await persist.restore(services, saved)
             progress.say(f"resumed run {start.run_id} after step {step}")
         try:
-            tested = cfg.trainer.final_test and bool(tasks.test)
-            before = await starting_test(services) if tested else {}
+            before = await starting_test(services) if _tests(cfg) else {}
             await train(services)
-            if tested:
+            if _tests(cfg):
                 await final_test(services, before)
         finally:
             services.wandb.finish()
     report = render(run_dir)
+    events.write("end", services.state.step)
     print(f"report: {report}", file=sys.stderr)
     return 0
 
@@ -152,7 +225,7 @@ def _services(
         total_steps=plan.total_steps or 0,
         tasks=tasks,
         sampler=TaskSampler(len(tasks.train), cfg.data.train_batch_size, cfg.seed, shuffle=cfg.data.shuffle)
-        if tasks.train
+        if not cfg.trainer.val_only
         else TaskSampler(1, 1),
         rollouts=driver(cfg.multi_turn.max_turns.train),
         val_rollouts=driver(cfg.multi_turn.max_turns.val),
@@ -167,6 +240,13 @@ def _services(
         progress=progress,
         resolved=resolved,
     )
+
+
+def _changes(saved: Checkpoint | None, resolved: str) -> dict[str, tuple[Any, Any]]:
+    """Settings that differ from those of the checkpoint, by name: (old, new)."""
+    if saved is None:
+        return {}
+    return config_diff(yaml.safe_load(saved.meta["config"]), yaml.safe_load(resolved))
 
 
 def wandb_mirror(cfg: RunConfig, run_dir: Path, run_id: str, resolved: str) -> WandbMirror:

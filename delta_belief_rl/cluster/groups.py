@@ -134,12 +134,14 @@ class RayEngineGroup:
         self._probe_ids = tuple(probe_ids)
         self._bound = bound
         self._synced: tuple[int, str] | None = None
+        self._metrics: dict[str, float] = {}
 
     async def sync(self, policy: PolicyGroup) -> Mapping[str, float]:
         """Bring every replica to the policy's adapter; nothing is sent when nothing has changed.
 
         Returns:
-            Metrics; empty when nothing was sent.
+            Metrics of the adapter in place, whether it was sent now or before: a resumed run, which
+            has to send it, records what the straight one does.
 
         Raises:
             SyncMismatch: A replica reports another version, another checksum, or a probe outside
@@ -149,7 +151,7 @@ class RayEngineGroup:
         if state_checksum(snapshot.state) != snapshot.checksum:
             raise SyncMismatch("the adapter changed on its way from the trainer")
         if self._synced == (snapshot.version, snapshot.checksum):
-            return {}
+            return self._metrics
         # What the replicas hold is unknown until the last check has passed.
         self._synced = None
         expected, *reports = await asyncio.gather(
@@ -163,7 +165,8 @@ class RayEngineGroup:
         for index, report in enumerate(reports):
             gap = max(gap, check_report(index, report, snapshot, expected, self._bound))
         self._synced = (snapshot.version, snapshot.checksum)
-        return {"sync/adapter_version": float(snapshot.version), "sync/probe_gap": gap}
+        self._metrics = {"sync/adapter_version": float(snapshot.version), "sync/probe_gap": gap}
+        return self._metrics
 
 
 def check_report(

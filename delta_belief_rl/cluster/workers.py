@@ -21,6 +21,7 @@ from delta_belief_rl.envs.base import JudgeReply, JudgeRequest
 from delta_belief_rl.envs.worlds.table import load_world
 from delta_belief_rl.judge.rules_judge import WorldJudge
 from delta_belief_rl.models.loading import add_lora, load_causal_lm, state_checksum
+from delta_belief_rl.models.merged import MergedLora
 from delta_belief_rl.trainer.actor import (
     POLICY,
     ActorSettings,
@@ -36,7 +37,12 @@ from delta_belief_rl.types import TrainBatch
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """What an engine replica needs to know."""
+    """What an engine replica needs to know.
+
+    Attributes:
+        min_finished: Share of the running games that one call advances to the end of their turn. A small share
+            keeps games apart; a large one makes the forward passes between two calls larger.
+    """
 
     model_path: str
     adapter: AdapterSettings = field(default_factory=AdapterSettings)
@@ -45,6 +51,7 @@ class EngineSettings:
     max_sequences: int = 1024
     max_len: int = 4096
     max_batch_tokens: int = 8192
+    min_finished: float = 0.25
     num_threads: int | None = None
     seed: int = 42
 
@@ -145,14 +152,17 @@ class EngineWorker:
         if settings.num_threads:
             torch.set_num_threads(settings.num_threads)
         model = load_causal_lm(settings.model_path, getattr(torch, settings.dtype), settings.device)
-        if settings.adapter.rank:
+        lora, loader = settings.adapter, None
+        if lora.rank and model.dtype is torch.float32:
+            loader = MergedLora(model, lora.alpha / lora.rank).load
+        elif lora.rank:
             model = add_lora(
                 model,
-                settings.adapter.rank,
-                settings.adapter.alpha,
-                settings.adapter.target_modules,
+                lora.rank,
+                lora.alpha,
+                lora.target_modules,
                 name=POLICY,
-                exclude=settings.adapter.exclude_modules,
+                exclude=lora.exclude_modules,
                 trainable=False,
                 seed=settings.seed,
             )
@@ -161,7 +171,9 @@ class EngineWorker:
             max_sequences=settings.max_sequences,
             max_len=settings.max_len,
             max_batch_tokens=settings.max_batch_tokens,
+            min_finished=settings.min_finished,
             adapter=POLICY,
+            loader=loader,
         )
 
     def step(self, new: list[GenRequest]) -> list[Completion]:

@@ -10,7 +10,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
-from delta_belief_rl.config.paths import PACKAGE, find_file
+from delta_belief_rl.config.paths import (
+    PACKAGE,
+    PACKAGED_FOLDERS,
+    find_file,
+    packaged_folder,
+)
 from delta_belief_rl.config.schema import RunConfig
 from delta_belief_rl.types import UserError
 
@@ -198,7 +203,7 @@ def _looks_local(path: str) -> bool:
 
 def _model_folder(path: str) -> Path | None:
     """The model's folder, or its newest snapshot in the local Hugging Face cache."""
-    folder = find_file(path)
+    folder = packaged_folder(path) if path in PACKAGED_FOLDERS else find_file(path)
     if path and folder.is_dir():
         return folder
     home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()

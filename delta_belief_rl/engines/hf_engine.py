@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -75,6 +76,7 @@ class HFEngine:
         min_finished: ``step`` returns when so many requests are done: a number, or a fraction of
             the requests that run when it starts (``1 / 16``).
         adapter: Name of the model's adapter that ``load_adapter`` fills.
+        loader: Takes over adapter weights instead, for a model whose adapter is merged.
         version: Version stamped on completions until an adapter is loaded.
     """
 
@@ -87,6 +89,7 @@ class HFEngine:
         max_batch_tokens: int = 16384,
         min_finished: int | float = 1,
         adapter: str = ADAPTER,
+        loader: Callable[[AdapterState], None] | None = None,
         version: int = 0,
     ) -> None:
         if max_sequences < 1 or max_len < 2 or max_batch_tokens < 1 or min_finished <= 0:
@@ -98,7 +101,7 @@ class HFEngine:
         self._max_len = max_len
         self._max_batch_tokens = max_batch_tokens
         self._min_finished = min_finished
-        self._adapter = adapter
+        self._load = loader or partial(load_adapter_state, self._model, adapter)
         self._version = version
         self._state = EngineState.READY
         self._sessions: dict[str, _Session] = {}
@@ -158,7 +161,7 @@ class HFEngine:
                 f"cannot load adapter version {version}: "
                 f"{self._outstanding()} requests are in flight"
             )
-        load_adapter_state(self._model, self._adapter, state)
+        self._load(state)
         self._drop_sessions()
         self._version = version
 
@@ -326,19 +329,32 @@ class HFEngine:
         )
 
     def _decode(self) -> list[Completion]:
-        """One token for every running game."""
+        """One token for every running game.
+
+        Where at least half of the games run, the forward goes over all slots in place and the idle ones are
+        thrown away: on a small model, copying the rows of the store costs more than running them.
+        """
         running = self._running
         rows = torch.tensor([s.slot for s in running], device=self._device)
-        # Without holes the store is read in place.
-        whole = len(running) == len(self._by_slot)
+        taken = len(self._by_slot)
+        whole = len(running) * 2 >= taken
+        everyone = slice(0, taken)
+        valid = None
+        if whole and len(running) < taken:
+            valid = torch.zeros(taken, 1, dtype=torch.bool, device=self._device)
+            valid[rows] = True
+        chosen = everyone if whole else rows
         logits = next_logits(
             self._model,
             self._cache,
-            self._table.last[rows][:, None],
-            self._table.length[rows][:, None],
-            slice(0, len(running)) if whole else rows,
+            self._table.last[chosen][:, None],
+            self._table.length[chosen][:, None],
+            chosen,
             kv_len=max(len(s.cached) + s.sampled for s in running),
+            valid=valid,
         )
+        if valid is not None:
+            logits = logits[rows]
         self._table.length[rows] += 1
         return self._draw(running, rows, logits)
 

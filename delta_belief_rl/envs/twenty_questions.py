@@ -17,6 +17,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Literal, get_args
 
 from delta_belief_rl.envs import answers
@@ -136,6 +137,31 @@ class GameState:
     knowledge: Knowledge | None = None
 
 
+@lru_cache(maxsize=1 << 16)
+def read_question(
+    question: str,
+    secret: str,
+    aliases: tuple[str, ...],
+    methods: tuple[str, ...],
+    short_circuit: bool,
+) -> Reading:
+    """What the text rules say about a question; games of a group ask the same ones again and again."""
+    checked = answers.verify_question(question, "no", secret, methods, short_circuit=short_circuit)
+    positive = checked.positive
+    if not set(methods) & set(answers.POSITIVE_METHODS):
+        positive = answers.exact_match(question, secret)
+    strict = answers.strict_guess(question, secret, aliases)
+    return Reading(
+        valid=checked.valid,
+        positive=positive,
+        strict=strict,
+        is_guess=strict or answers.guess_form(question),
+        is_list=not strict and answers.candidate_list(question),
+        action_key=answers.normalise(question),
+        diagnostics=checked.diagnostics,
+    )
+
+
 class TwentyQuestions:
     """One game over any secret, judged by a model.
 
@@ -228,22 +254,12 @@ class TwentyQuestions:
         self._state = snapshot
 
     def _read(self, question: str) -> Reading:
-        methods = self.settings.verify_methods
-        checked = answers.verify_question(
-            question, "no", self.task.secret, methods, short_circuit=self.settings.short_circuit
-        )
-        positive = checked.positive
-        if not set(methods) & set(answers.POSITIVE_METHODS):
-            positive = answers.exact_match(question, self.task.secret)
-        strict = answers.strict_guess(question, self.task.secret, self.task.aliases)
-        return Reading(
-            valid=checked.valid,
-            positive=positive,
-            strict=strict,
-            is_guess=strict or answers.guess_form(question),
-            is_list=not strict and answers.candidate_list(question),
-            action_key=answers.normalise(question),
-            diagnostics=checked.diagnostics,
+        return read_question(
+            question,
+            self.task.secret,
+            self.task.aliases,
+            self.settings.verify_methods,
+            self.settings.short_circuit,
         )
 
     def _repeat_key(self, question: str, reading: Reading) -> str:

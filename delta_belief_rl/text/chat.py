@@ -18,6 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Literal, cast
 
 from jinja2.exceptions import TemplateError
@@ -26,6 +27,9 @@ from transformers import PreTrainedTokenizerBase
 from delta_belief_rl.types import Message, UserError
 
 ThinkingHistory = Literal["keep", "strip"]
+
+_CACHED_TEXTS = 1 << 16
+"""Replies and short questions recur all the time; tokenising them anew costs more than a small model."""
 
 _EMPTY_THINKING = re.compile(r"<think>\s*</think>\s*$")
 # Letters only: a template may trim or split at anything else.
@@ -166,12 +170,7 @@ class ChatFormat:
         return self._decode(ids, skip=False)
 
     def _decode(self, ids: Sequence[int], skip: bool) -> str:
-        tokenizer: Any = self.tokenizer
-        return str(
-            tokenizer.decode(
-                list(ids), skip_special_tokens=skip, clean_up_tokenization_spaces=False
-            )
-        )
+        return _text_of(self.tokenizer, tuple(ids), skip)
 
     def _header(self, text: str) -> str:
         return _EMPTY_THINKING.sub("", text) if self.thinking_history == "strip" else text
@@ -299,11 +298,19 @@ def _render(
     return str(text)
 
 
+@lru_cache(maxsize=_CACHED_TEXTS)
 def _plain_ids(tokenizer: Any, text: str, split_special: bool) -> tuple[int, ...]:
     ids = tokenizer.encode(
         text, add_special_tokens=False, truncation=False, split_special_tokens=split_special
     )
     return tuple(cast("list[int]", ids))
+
+
+@lru_cache(maxsize=_CACHED_TEXTS)
+def _text_of(tokenizer: Any, ids: tuple[int, ...], skip: bool) -> str:
+    return str(
+        tokenizer.decode(list(ids), skip_special_tokens=skip, clean_up_tokenization_spaces=False)
+    )
 
 
 def _special_pattern(tokenizer: Any) -> re.Pattern[str]:

@@ -183,7 +183,8 @@ class PolicyActor:
             from delta_belief_rl.trainer.sharding import shard_model
 
             model = shard_model(model, self.device.type)
-        return model
+        # Adding an adapter leaves parts of the model in training mode.
+        return model.eval()
 
     # --- scoring ---------------------------------------------------------------------------------
 

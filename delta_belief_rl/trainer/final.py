@@ -14,11 +14,12 @@ from pathlib import Path
 import numpy as np
 
 from delta_belief_rl.algo.shapers.channels import WinRule
+from delta_belief_rl.envs.worlds.grammar import Grammar
 from delta_belief_rl.envs.worlds.players import (
     PlayerFactory,
     RandomPlayer,
     SplitterPlayer,
-    win_rate,
+    play,
 )
 from delta_belief_rl.envs.worlds.table import load_world
 from delta_belief_rl.eval.metrics import (
@@ -29,12 +30,13 @@ from delta_belief_rl.eval.metrics import (
 )
 from delta_belief_rl.eval.report import PlayerScore, save_scores
 from delta_belief_rl.rollout.store import read_trajectories, write_groups
+from delta_belief_rl.trainer.checkpoint import write_atomic
 from delta_belief_rl.trainer.services import Services
-from delta_belief_rl.trainer.validation import evaluate
-from delta_belief_rl.types import Group, Trajectory
+from delta_belief_rl.trainer.validation import evaluate, stamped
+from delta_belief_rl.types import Group, Trajectory, UserError
 
 SAMPLINGS = {"train": "training sampling", "val": "validation sampling"}
-PLAYER_GAMES = 25
+PLAYER_GAMES = 10
 """Games per secret of the players that need no model."""
 
 
@@ -47,8 +49,8 @@ async def test_policy(run: Services, label: str) -> dict[str, list[Group]]:
             run, run.tasks.test, run.cfg.trainer.test_games, sampling, f"test-{label}-{sampling}"
         )
         write_groups(
-            test_path(run, label, sampling),
-            groups,
+            test_path(run.run_dir, label, sampling),
+            stamped(groups, run.state.step),
             max_turns=run.cfg.multi_turn.max_turns.val,
             run_seed=run.cfg.seed,
         )
@@ -85,21 +87,33 @@ def player_score(run: Services, name: str, factory: PlayerFactory) -> PlayerScor
     """One row of the final table for a player that reads the table instead of a model."""
     assert run.cfg.data.world is not None
     world = load_world(run.cfg.data.world)
+    grammar = Grammar(world)
     turns = run.cfg.multi_turn.max_turns.val
-    results = [
-        win_rate(factory, world, [task.secret], turns, PLAYER_GAMES, run.cfg.seed + index)
+    records = [
+        [
+            play(
+                factory(grammar, turns),
+                world,
+                task.secret,
+                turns,
+                np.random.default_rng([run.cfg.seed, index, game]),
+                grammar,
+            )
+            for game in range(PLAYER_GAMES)
+        ]
         for index, task in enumerate(run.tasks.test)
     ]
-    rate = cluster_bootstrap([r.wins for r in results], [float(r.games) for r in results])
+    wins = [float(sum(record.won for record in games)) for games in records]
+    rate = cluster_bootstrap(wins, [float(PLAYER_GAMES)] * len(wins))
     return PlayerScore(
         player=name,
         sampling="",
-        games=PLAYER_GAMES * len(results),
-        secrets=len(results),
+        games=PLAYER_GAMES * len(records),
+        secrets=len(records),
         strict_win=rate.value,
         low=rate.low,
         high=rate.high,
-        mean_turns=float(np.mean([r.mean_turns for r in results])),
+        mean_turns=float(np.mean([record.turns for games in records for record in games])),
     )
 
 
@@ -115,9 +129,31 @@ async def starting_test(run: Services) -> dict[str, list[Group]]:
     """The test of the first policy: played at the start of a run, read from its files on a resume."""
     if run.state.step == 0:
         return await test_policy(run, "start")
-    return {
-        sampling: regroup(read_trajectories(test_path(run, "start", sampling)).trajectories) for sampling in SAMPLINGS
-    }
+    return starting_games(run.run_dir, run.run_id)
+
+
+def starting_games(run_dir: Path, run_id: str) -> dict[str, list[Group]]:
+    """The first policy's test as an earlier start of this run has played it.
+
+    Raises:
+        UserError: There is none, it is damaged, or another run played it.
+    """
+    out: dict[str, list[Group]] = {}
+    for sampling in SAMPLINGS:
+        path = test_path(run_dir, "start", sampling)
+        if not path.is_file():
+            raise UserError(
+                f"trainer.final_test compares with the games of the first policy, but {path} does not exist: set "
+                "trainer.final_test=false, or start the run anew."
+            )
+        report = read_trajectories(path, run_id)
+        if report.damaged:
+            raise UserError(
+                f"{path}, line {report.damaged[0].number}, is damaged: set trainer.final_test=false, or start the "
+                "run anew."
+            )
+        out[sampling] = regroup(report.trajectories)
+    return out
 
 
 def regroup(games: Sequence[Trajectory]) -> list[Group]:
@@ -125,9 +161,9 @@ def regroup(games: Sequence[Trajectory]) -> list[Group]:
     return [Group(task, tuple(part)) for task, part in groupby(games, key=lambda game: game.task)]
 
 
-def test_path(run: Services, label: str, sampling: str) -> Path:
+def test_path(run_dir: Path, label: str, sampling: str) -> Path:
     """File of one test's games."""
-    return run.run_dir / "test" / f"{label}-{sampling}.jsonl"
+    return run_dir / "test" / f"{label}-{sampling}.jsonl"
 
 
 async def final_test(run: Services, before: dict[str, list[Group]]) -> Path:
@@ -154,6 +190,22 @@ async def final_test(run: Services, before: dict[str, list[Group]]) -> Path:
         )
     for name, text in facts.items():
         run.progress.say(f"{name}: {text}")
-    summary = run.run_dir / "test" / "summary.json"
-    summary.write_text(json.dumps({"seed": run.cfg.seed, "gains": gains}, indent=1) + "\n", encoding="utf-8")
-    return save_scores(run.run_dir, rows, facts)
+    scores = save_scores(run.run_dir, rows, facts)
+    # Last, because it says that the test is done.
+    body = {"run_id": run.run_id, "step": run.state.step, "seed": run.cfg.seed, "gains": gains}
+    write_atomic(summary_path(run.run_dir), (json.dumps(body, indent=1) + "\n").encode())
+    return scores
+
+
+def summary_path(run_dir: Path) -> Path:
+    """File that says which policy the final test has tested."""
+    return run_dir / "test" / "summary.json"
+
+
+def is_tested(run_dir: Path, run_id: str, step: int) -> bool:
+    """Whether the final test of this run's policy after ``step`` is complete."""
+    try:
+        body = json.loads(summary_path(run_dir).read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(body, dict) and (body.get("run_id"), body.get("step")) == (run_id, step)

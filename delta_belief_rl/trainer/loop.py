@@ -23,7 +23,7 @@ async def train(run: Services) -> None:
     trainer = run.cfg.trainer
     first = run.state.step == 0
     if trainer.val_only or (trainer.val_before_train and first and run.state.validated < 0):
-        await validate(run, step=run.state.step)
+        record_evaluation(run, await validate(run, step=run.state.step))
     if trainer.val_only:
         return
     if first and due(0, trainer.save_freq, run.total_steps):
@@ -48,6 +48,8 @@ async def train_step(run: Services, step: int) -> dict[str, float]:
             synced = await run.engines.sync(run.policy)
         with timers.measure("gen"):
             run.progress.set_phase("play")
+            # Calls of a validation are not this step's; a resumed run has not made them.
+            run.judge.reset_stats()
             indices, epoch = run.sampler.batch(step - 1)
             tasks = [run.tasks.train[index] for index in indices]
             groups = await run.rollouts.collect(
@@ -108,6 +110,18 @@ async def train_step(run: Services, step: int) -> dict[str, float]:
 def due(step: int, every: int, last: int) -> bool:
     """Whether something that happens every so many steps, and at the last, happens now."""
     return every > 0 and (step % every == 0 or step == last)
+
+
+def record_evaluation(run: Services, metrics: dict[str, float]) -> None:
+    """Write the record of an evaluation that belongs to no training step.
+
+    The record of a training step stands as it is; its evaluation is in the games' file.
+    """
+    step = run.state.step
+    metrics = metrics | run.timers.drain()
+    if run.log.last_step is None or step > run.log.last_step:
+        run.log.append(step, metrics)
+        run.wandb.log(step, metrics)
 
 
 def record(run: Services, step: int, metrics: dict[str, float]) -> None:

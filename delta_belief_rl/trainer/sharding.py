@@ -26,7 +26,8 @@ def shard_model(model: Any, device_type: str) -> Any:
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     for layer in base.get_decoder().layers:
         fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+    # The output head is used after the forward (``models.logprobs``), so the rest stays gathered.
+    fully_shard(model, mesh=mesh, reshard_after_forward=False)
     return model
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from delta_belief_rl.config.paths import find_file
 from delta_belief_rl.config.schema import RunConfig
 from delta_belief_rl.envs.worlds.table import load_world
 from delta_belief_rl.envs.worlds.tasks import world_tasks
@@ -26,22 +26,35 @@ def load_tasks(cfg: RunConfig) -> TaskSets:
     Raises:
         UserError: A file or world is missing or malformed, or a set that is needed is empty.
     """
-    data = cfg.data
+    data, trainer = cfg.data, cfg.trainer
     if data.world is not None:
         world = load_world(data.world)
-        sets = [tuple(world_tasks(world, split)) if split in world.splits else () for split in SPLITS]
+        prompt = (Message("user", data.world_prompt),) if data.world_prompt else None
+        sets = [
+            tuple(world_tasks(world, split, prompt)) if split in world.splits else ()
+            for split in SPLITS
+        ]
     else:
-        files = (data.train_files, data.val_files, data.test_files)
+        train_files = data.train_files
+        if trainer.val_only:
+            # An evaluation only compares with the training secrets, where they are at hand.
+            train_files = tuple(path for path in train_files if find_file(path).is_file())
+        files = (train_files, data.val_files, data.test_files if trainer.final_test else ())
         sets = [
             tuple(task for path in paths for task in read_parquet(path, data.prompt_key, data.system_key))
             for paths in files
         ]
     train, val, test = sets
     train, val = _sample(train, data.sample_count.train), _sample(val, data.sample_count.val)
-    if not train and not cfg.trainer.val_only:
+    if not train and not trainer.val_only:
         raise UserError("There is no training task: set data.world or data.train_files.")
-    if not val and cfg.trainer.test_freq > 0:
-        raise UserError("There is no validation task: set data.val_files, or trainer.test_freq=-1.")
+    if not val and (trainer.val_only or trainer.val_before_train or trainer.test_freq > 0):
+        raise UserError(
+            "There is no validation task: set data.val_files, or trainer.val_before_train=false and "
+            "trainer.test_freq=-1."
+        )
+    if not test and trainer.final_test:
+        raise UserError("There is no test task: set data.test_files, or trainer.final_test=false.")
     for name, tasks in (("training", train), ("validation", val), ("test", test)):
         _check_ids(name, tasks)
     return TaskSets(train, val, test)
@@ -76,13 +89,14 @@ def read_parquet(path: str, prompt_key: str, system_key: str | None) -> list[Tas
     Raises:
         UserError: No such file, not parquet, a missing column, or a row of the wrong shape (named by its number).
     """
-    if not Path(path).is_file():
+    file = find_file(path)
+    if not file.is_file():
         raise UserError(
             f"The data file {path!r} does not exist: set data.train_files and data.val_files, or data.world."
         )
     try:
-        table = pq.read_table(path)
-    except (pa.ArrowInvalid, OSError) as error:
+        table = pq.read_table(file)
+    except (pa.ArrowException, OSError) as error:
         raise UserError(f"The data file {path!r} is not a readable parquet file: make or copy it again.") from error
     needed = ["data_source", "id", "golden_answers", prompt_key, *([system_key] if system_key else [])]
     missing = [name for name in needed if name not in table.column_names]

@@ -7,6 +7,7 @@ differ by the policy and not by the draw.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from delta_belief_rl.eval.metrics import summarise
@@ -46,7 +47,7 @@ async def validate(run: Services, step: int) -> dict[str, float]:
         )
         write_groups(
             Path(cfg.trainer.validation_data_dir) / f"{step}.jsonl",
-            groups,
+            stamped(groups, step),
             max_turns=cfg.multi_turn.max_turns.val,
             run_seed=cfg.seed,
         )
@@ -62,7 +63,12 @@ async def validate(run: Services, step: int) -> dict[str, float]:
         f"{100 * metrics['val-core/strict_success_rate/ci_high']:.1f}] "
         f"on {int(metrics['val-core/secrets'])} secrets x {cfg.multi_turn.val.n} games"
     )
-    if step == 0:
-        run.log.append(0, metrics)
-        run.wandb.log(0, metrics)
     return metrics
+
+
+def stamped(groups: Sequence[Group], step: int) -> list[Group]:
+    """The groups with their games under the step that they evaluate; their seeds did not know it."""
+    return [
+        replace(group, trajectories=tuple(replace(game, step=step) for game in group.trajectories))
+        for group in groups
+    ]

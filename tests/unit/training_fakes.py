@@ -36,7 +36,7 @@ from delta_belief_rl.types import (
 
 VOCAB = 37
 GUESS = Elicitation("oak", (7, 8, 9, 20, 21), (3, 4))
-OPTIMIZER = OptimizerSettings(lr=1e-2, weight_decay=0.01)
+OPTIMIZER = OptimizerSettings(lr=1e-3, weight_decay=0.01)
 ADAPTER = AdapterSettings(rank=2, alpha=4.0)
 
 
@@ -109,7 +109,9 @@ def share(
     ]
 
 
-def one_step(batch: TrainBatch, ranks: int = 1, max_tokens: int = 10**6, **kwargs: Any) -> UpdatePlan:
+def one_step(
+    batch: TrainBatch, ranks: int = 1, max_tokens: int = 10**6, **kwargs: Any
+) -> UpdatePlan:
     """A plan with one optimizer step unless ``games_per_step`` says otherwise."""
     options = {"games_per_step": max(batch.num_games, 1)} | kwargs
     return plan_update(batch, ranks=ranks, max_tokens=max_tokens, **options)
@@ -134,6 +136,7 @@ def settings_of(folder: Path, **changes: Any) -> ActorSettings:
         "optimizer": OPTIMIZER,
         "beliefs": (POLICY,),
         "old_is_new": True,
+        "num_threads": 1,
     }
     return ActorSettings(**(base | changes))
 

@@ -27,6 +27,8 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
+from delta_belief_rl.types import UserError
+
 DATA_DIR = Path(__file__).parent / "data"
 SPLITS = ("train", "val", "test")
 
@@ -36,7 +38,7 @@ _KEY = re.compile(r"[a-z][a-z0-9]*(?:_[a-z0-9]+)*")
 _IRREGULAR_PLURALS = {"feet": "foot", "teeth": "tooth", "mice": "mouse", "children": "child"}
 
 
-class WorldError(ValueError):
+class WorldError(UserError):
     """A world file, or a question to a world, that cannot be used as it stands."""
 
 

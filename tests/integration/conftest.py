@@ -1,0 +1,107 @@
+"""One straight run of ``train.py`` through Ray, shared by the tests of this folder."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.runs import ROOT, words, write_world
+
+START_SECONDS = 600.0
+"""Longest that a tiny run may take on a busy machine."""
+GONE_SECONDS = 60.0
+"""Longest that processes may outlive a killed driver."""
+
+
+@dataclass
+class RealRun:
+    """A process of ``train.py`` in a process group of its own."""
+
+    out: Path
+    process: subprocess.Popen[str]
+
+    def wait(self) -> tuple[int, str]:
+        """Exit status and stderr."""
+        _, errors = self.process.communicate(timeout=START_SECONDS)
+        return self.process.returncode, errors
+
+    def kill(self) -> None:
+        """SIGKILL to the whole group; returns when every descendant is gone, too."""
+        family = {pid: born(pid) for pid in [self.process.pid, *descendants(self.process.pid)]}
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.communicate(timeout=GONE_SECONDS)
+        deadline = time.monotonic() + GONE_SECONDS
+        while left := [pid for pid, birth in family.items() if birth and born(pid) == birth]:
+            assert time.monotonic() < deadline, f"still alive: {left}"
+            time.sleep(0.2)
+
+
+def start(out: Path, world: Path, *more: str) -> RealRun:
+    """Start ``train.py`` through Ray."""
+    environ = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "train.py", *words(out, world, *more)],
+        cwd=ROOT,
+        env=environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    return RealRun(out, process)
+
+
+def born(pid: int) -> str:
+    """Start time of a process in clock ticks; empty when it is gone or a zombie."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] == "Z" else fields[19]
+
+
+def descendants(pid: int) -> list[int]:
+    """All processes below one."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parents[int(entry.parent.name)] = int(entry.read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+    found, front = [], [pid]
+    while front:
+        front = [child for child, parent in parents.items() if parent in front]
+        found += front
+    return found
+
+
+@pytest.fixture(scope="session")
+def tiny_world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_world(tmp_path_factory.mktemp("world") / "tiny.yaml")
+
+
+@dataclass
+class Finished:
+    """A run that is over, and how long it took."""
+
+    out: Path
+    status: int
+    output: str
+    seconds: float
+
+
+@pytest.fixture(scope="session")
+def straight(tmp_path_factory: pytest.TempPathFactory, tiny_world: Path) -> Finished:
+    """A run through Ray that nothing disturbs."""
+    out = tmp_path_factory.mktemp("straight") / "run"
+    began = time.monotonic()
+    status, output = start(out, tiny_world).wait()
+    assert status == 0, output[-4000:]
+    return Finished(out, status, output, time.monotonic() - began)
