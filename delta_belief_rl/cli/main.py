@@ -22,6 +22,7 @@ PROG = "delta-belief"
 
 VERBS: dict[str, tuple[str, str]] = {
     "plan": ("delta_belief_rl.cli.plan", "show what a configuration would run"),
+    "recount": ("delta_belief_rl.cli.recount", "count win rates anew from stored games"),
 }
 """Name to (module, one line of help)."""
 

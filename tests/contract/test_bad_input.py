@@ -139,7 +139,12 @@ ASKING: dict[str, list[str]] = {
     "multi_turn.env": [
         "multi_turn.env=guess_my_city",
         "data.world=null",
-        "judge_rollout={name: api, repeated_prompt: false, model: {api_model_name: m}}",
+        "data.train_files=[FILE]",
+        "data.val_files=[FILE]",
+        "trainer.final_test=false",
+        "judge_rollout.name=api",
+        "judge_rollout.model.api_model_name=m",
+        "judge_rollout.repeated_prompt=false",
     ],
     "multi_turn.logprob_sampling.enabled": [
         "multi_turn.logprob_sampling.enabled=true",
@@ -152,12 +157,16 @@ ASKING: dict[str, list[str]] = {
         "multi_turn.logprob_reward.enabled=false",
     ],
     "actor_rollout_ref.rollout.name": [
-        "actor_rollout_ref={device: auto, ngpus: 1, rollout: {name: vllm}}"
+        "actor_rollout_ref.device=auto",
+        "actor_rollout_ref.ngpus=1",
+        "actor_rollout_ref.rollout.name=vllm",
     ],
     "actor_rollout_ref.rollout.tensor_model_parallel_size": [
-        "actor_rollout_ref={device: auto, ngpus: 2, rollout: {tensor_model_parallel_size: 2}}"
+        "actor_rollout_ref.device=auto",
+        "actor_rollout_ref.ngpus=2",
+        "actor_rollout_ref.rollout.tensor_model_parallel_size=2",
     ],
-    "judge_rollout.name": ["judge_rollout={name: api, model: {api_model_name: m}}"],
+    "judge_rollout.name": ["judge_rollout.name=api", "judge_rollout.model.api_model_name=m"],
     "actor_rollout_ref.model.lora_rank": [
         "actor_rollout_ref.model.lora_rank=0",
         "actor_rollout_ref.model.adapters=[]",
@@ -175,7 +184,7 @@ ASKING: dict[str, list[str]] = {
     "trainer.log_val_generations": ["trainer.log_val_generations=8"],
     "trainer.nnodes": ["trainer.nnodes=2"],
 }
-"""For each gap a valid configuration that falls into it."""
+"""For each gap a valid configuration that falls into it; FILE stands for a data file."""
 
 
 def test_U2_every_gap_has_a_case_here() -> None:
@@ -184,11 +193,17 @@ def test_U2_every_gap_has_a_case_here() -> None:
 
 @pytest.mark.parametrize("setting", [gap.setting for gap in GAPS])
 def test_U2_a_valid_setting_that_nothing_answers_to_is_refused_but_planned(
-    setting: str, refuse: Refuse, out: Path, world: Path, capfd: pytest.CaptureFixture[str],
+    setting: str,
+    refuse: Refuse,
+    out: Path,
+    world: Path,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("delta_belief_rl.config.facts.available_gpus", lambda: 8)
-    more = ASKING[setting]
+    file = parquet(tmp_path / "rows.parquet", [row(i) for i in range(4)])
+    more = [text.replace("FILE", file) for text in ASKING[setting]]
     config = load_config([*words(out, world), *more])[0]
     assert list(problems(config)) == []
     assert any(s.startswith(f"{setting}=") for s in unavailable(config))
@@ -245,7 +260,8 @@ def from_files(out: Path, train_file: str, val_file: str) -> list[str]:
         f"data.train_files=[{train_file}]",
         f"data.val_files=[{val_file}]",
         "trainer.final_test=false",
-        "judge_rollout={name: api, model: {api_model_name: m}}",
+        "judge_rollout.name=api",
+        "judge_rollout.model.api_model_name=m",
     ]
 
 

@@ -33,6 +33,8 @@ from delta_belief_rl.trainer.actor import (
 from delta_belief_rl.trainer.packing import UpdatePlan, deal
 from delta_belief_rl.types import TrainBatch
 
+pytestmark = pytest.mark.slow
+
 RANKS = 2
 DEADLINE = 120.0
 TOLERANCE = 1e-5

@@ -107,9 +107,11 @@ def test_B6_C4_a_game_with_too_few_or_too_many_log_probs_is_refused() -> None:
         for change in (-1, 1):
             rows = logps()
             rows[1] = np.resize(rows[1], len(rows[1]) + change)
-            given = {"old_logp": rows} if name == "policy" else {"views": {"base": rows}}
+            changes: dict[str, Any] = {"old_logp": rows}
+            if name == "base":
+                changes = {"views": {"base": rows}}
             with pytest.raises(ValueError, match=rf"t0/1 .* of view '{name}'"):
-                build(**given)
+                build(**changes)
 
 
 def test_B6_C4_two_wrong_lengths_with_the_right_sum_are_refused() -> None:
