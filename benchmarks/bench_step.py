@@ -75,7 +75,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--belief-games", type=int, default=16)
     parser.add_argument("--secrets", type=int, default=8, help="of rollout and update")
     parser.add_argument("--games", type=int, default=8, help="per secret")
-    parser.add_argument("--turns", type=int, default=12)
+    parser.add_argument("--turns", type=int, default=14)
     parser.add_argument(
         "--judge-ms",
         type=_numbers,

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from delta_belief_rl.cli.front import prepare
 from delta_belief_rl.config.schema import RunConfig
@@ -22,12 +23,12 @@ from delta_belief_rl.envs.worlds.grammar import Grammar
 from delta_belief_rl.envs.worlds.table import load_world
 from delta_belief_rl.envs.worlds.tasks import world_tasks
 from delta_belief_rl.judge.rules_judge import WorldJudge
-from delta_belief_rl.models.loading import load_tokenizer
+from delta_belief_rl.models.loading import load_causal_lm, load_tokenizer
 from delta_belief_rl.rollout.driver import RolloutDriver
 from delta_belief_rl.rollout.game import GameId, GameSettings, action_text, turn_budget
 from delta_belief_rl.rollout.seeds import named_seed, turn_seed
 from delta_belief_rl.text.chat import ChatFormat
-from delta_belief_rl.trainer.actor import POLICY, PolicyActor
+from delta_belief_rl.trainer.actor import PolicyActor
 from delta_belief_rl.trainer.settings import (
     actor_settings,
     env_settings,
@@ -38,6 +39,8 @@ from delta_belief_rl.types import Group, Task, Trajectory
 
 ROOT = Path(__file__).resolve().parents[1]
 AGENT = ROOT / "delta_belief_rl" / "assets" / "agent"
+RUN_SHARE = 0.25
+"""``min_finished`` of the engines of a run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,8 @@ class Arena:
 
     cfg: RunConfig
     actor: PolicyActor
+    player: Any
+    """The model that engines run: as in a run, without adapter layers (it is merged, and zero)."""
     chat: ChatFormat
     grammar: Grammar
     tasks: tuple[Task, ...]
@@ -61,6 +66,7 @@ class Arena:
         return cls(
             cfg=cfg,
             actor=PolicyActor(replace(settings, optimizer=optimizer)),
+            player=load_causal_lm(AGENT),
             chat=ChatFormat.from_tokenizer(load_tokenizer(AGENT), template_options(cfg)),
             grammar=Grammar(world),
             tasks=tuple(world_tasks(world, "train")),
@@ -70,15 +76,14 @@ class Arena:
         settings = env_settings(self.cfg, max_turns, notices=WORLD_NOTICES)
         return WorldTwentyQuestions(task, settings, self.grammar)
 
-    def engine(self, games: int, max_len: int, min_finished: int | float = 1) -> HFEngine:
+    def engine(self, games: int, max_len: int, min_finished: float = RUN_SHARE) -> HFEngine:
         tokens = self.cfg.actor_rollout_ref.rollout.max_num_batched_tokens
         return HFEngine(
-            self.actor.model,
+            self.player,
             max_sequences=games,
             max_len=max_len,
             max_batch_tokens=tokens,
             min_finished=min_finished,
-            adapter=POLICY,
         )
 
     def limits(self, max_turns: int) -> GameSettings:

@@ -1,0 +1,1 @@
+"""Reinforcement learning for agents that gather information over many turns."""

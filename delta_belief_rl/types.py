@@ -2,9 +2,9 @@
 
 Read this file first: every other module takes or returns these types.
 
-Legend for shapes used in this package: ``N`` games in a batch, ``G`` games of one group (same secret,
-same first observation), ``K`` turns of one game, ``R`` rows of a turn table (all turns of all games),
-``T`` tokens of a packed batch.
+Legend for shapes used in this package: ``N`` games in a batch, ``G`` games of one group (same
+secret, same first observation), ``K`` turns of one game, ``R`` rows of a turn table (all turns of
+all games), ``T`` tokens of a packed batch.
 
 Everything here is plain Python and NumPy; nothing knows of processes, files or configuration.
 """
@@ -64,6 +64,7 @@ class Message:
     content: str
 
     def as_dict(self) -> dict[str, str]:
+        """The form that chat templates read."""
         return {"role": self.role, "content": self.content}
 
 
@@ -94,8 +95,9 @@ class Task:
 class Turn:
     """One action of the agent and the environment's reply.
 
-    ``start`` and ``end`` delimit the sampled tokens in ``Trajectory.token_ids`` (``end`` exclusive). The
-    end-of-turn token is inside the span when the sampler produced it; it is trained like any other.
+    ``start`` and ``end`` delimit the sampled tokens in ``Trajectory.token_ids`` (``end``
+    exclusive). The end-of-turn token is inside the span when the sampler produced it; it is trained
+    like any other.
 
     Example:
         A turn whose question was sampled as the tokens 17..22::
@@ -134,6 +136,7 @@ class Turn:
 
     @property
     def n_tokens(self) -> int:
+        """Sampled tokens, the end-of-turn token included where it was sampled."""
         return self.end - self.start
 
 
@@ -141,13 +144,16 @@ class Turn:
 class Trajectory:
     """One finished game: a token stream and what happened at which span of it.
 
-    The stream always ends with the environment's last reply and the header of the turn that would come
-    next, so that the belief after every turn can be asked at a place where the agent would speak.
+    The stream always ends with the environment's last reply and the header of the turn that would
+    come next, so that the belief after every turn can be asked at a place where the agent would
+    speak.
 
     Attributes:
-        token_ids: The whole stream. Sampled ids stand as they were sampled; nothing is re-tokenised.
+        token_ids: The whole stream. Sampled ids stand as they were sampled; nothing is tokenised
+            again.
         turns: In order; spans do not overlap.
-        beliefs: ``k + 1`` log-probabilities of the secret in nats, before the first and after each turn.
+        beliefs: ``k + 1`` log-probabilities of the secret in nats, before the first and after each
+            turn.
         game: Index of the game inside its group.
         run_id: The run that played it.
     """
@@ -163,14 +169,17 @@ class Trajectory:
 
     @property
     def num_turns(self) -> int:
+        """``k``, the actions taken."""
         return len(self.turns)
 
     @property
     def strict_win(self) -> bool:
+        """A turn named one candidate, directly, and it was the secret."""
         return any(turn.strict_win for turn in self.turns)
 
     @property
     def compatible_win(self) -> bool:
+        """A win by the published rule; see ``Turn.compatible_win``."""
         return any(turn.compatible_win for turn in self.turns)
 
     @property
@@ -188,6 +197,7 @@ class Trajectory:
         return mask
 
     def count(self, verdict: Verdict) -> int:
+        """Turns with this verdict."""
         return sum(turn.verdict is verdict for turn in self.turns)
 
 

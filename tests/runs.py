@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -34,7 +33,8 @@ STEPS_PER_EPOCH = 2
 def write_world(path: Path, sizes: tuple[int, int, int] = (8, 3, 3)) -> Path:
     """The first things of each split of the packaged world, as a world of their own."""
     world = load_world("everyday")
-    kept = [world.splits[name][:size] for name, size in zip(("train", "val", "test"), sizes, strict=True)]
+    splits = ("train", "val", "test")
+    kept = [world.splits[name][:size] for name, size in zip(splits, sizes, strict=True)]
     document = yaml.load((DATA_DIR / "everyday.yaml").read_text(encoding="utf-8"), yaml.BaseLoader)
     document["name"] = "tiny"
     things = {name for names in kept for name in names}
@@ -69,7 +69,7 @@ def words(out: Path, world: Path, *more: str) -> list[str]:
     ]
 
 
-# --- a run inside this process ---------------------------------------------------------------------
+# --- a run inside this process ------------------------------------------------------------------
 
 
 class Killed(BaseException):
@@ -175,15 +175,22 @@ def without_ray(trace: Trace) -> Iterator[None]:
         yield
 
 
-def play(command: list[str], kill_at: int = -1) -> tuple[int, Trace]:
+def play(
+    command: list[str], kill_at: int = -1, trace: Trace | None = None
+) -> tuple[int, Trace]:
     """Run ``train.py`` in this process; the exit status, and what it did.
+
+    Args:
+        command: Its arguments.
+        kill_at: Point at which to cut it off.
+        trace: Filled in, for a run that ends in an error.
 
     Raises:
         Killed: At the point ``kill_at``.
     """
     import train
 
-    trace = Trace(kill_at=kill_at)
+    trace = trace or Trace(kill_at=kill_at)
     try:
         with without_ray(trace):
             status = train.main(command)
@@ -194,7 +201,7 @@ def play(command: list[str], kill_at: int = -1) -> tuple[int, Trace]:
     return status, trace
 
 
-# --- what a run leaves -----------------------------------------------------------------------------
+# --- what a run leaves --------------------------------------------------------------------------
 
 
 def metrics_of(out: Path) -> list[dict[str, Any]]:
@@ -257,8 +264,3 @@ def assert_same_state(one: Any, other: Any, where: str = "state") -> None:
         assert left.tobytes() == right.tobytes(), where
     else:
         assert one == other, where
-
-
-def moments(seed: int, points: int, count: int) -> list[int]:
-    """Points at which to cut a run off, drawn without repetition."""
-    return sorted(random.Random(seed).sample(range(points), min(count, points)))

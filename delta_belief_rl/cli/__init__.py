@@ -1,0 +1,1 @@
+"""The console script ``delta-belief`` and its verbs, one module each."""

@@ -1,0 +1,1 @@
+"""Processes, their placement and their calls; the one room that knows Ray."""

@@ -46,7 +46,7 @@ from delta_belief_rl.trainer import persist
 from delta_belief_rl.trainer.checkpoint import Checkpoint
 from delta_belief_rl.trainer.final import final_test, is_tested, starting_games, starting_test
 from delta_belief_rl.trainer.loop import train
-from delta_belief_rl.trainer.preflight import check_owner, check_weights
+from delta_belief_rl.trainer.preflight import check_owner, check_tokenizer, check_weights
 from delta_belief_rl.trainer.resume import RunStart, open_run
 from delta_belief_rl.trainer.services import Services, TaskSets
 from delta_belief_rl.trainer.settings import (
@@ -124,10 +124,10 @@ def _located(cfg: RunConfig) -> RunConfig:
 def _check_model(cfg: RunConfig, tasks: TaskSets) -> ChatFormat:
     """The chat format, after a look at weights and secrets that costs no time."""
     model = cfg.actor_rollout_ref.model
-    chat = ChatFormat.from_tokenizer(
-        load_tokenizer(model.tokenizer_path or model.path), template_options(cfg)
-    )
+    source = model.tokenizer_path or model.path
+    check_tokenizer(source)
     check_weights(model.path)
+    chat = ChatFormat.from_tokenizer(load_tokenizer(source), template_options(cfg))
     elicit = elicitor(chat, agg=cfg.multi_turn.logprob_reward.agg)
     if belief_models(cfg) or cfg.multi_turn.env == "twenty_questions":
         # A secret that cannot be said can be neither believed nor guessed.

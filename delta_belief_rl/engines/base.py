@@ -1,9 +1,10 @@
 """What a policy engine is: tokens in, sampled tokens and their log-probs out.
 
-Two shapes of engine exist. A *stepping* engine (``StepEngine``) is passive: the caller hands over new
-requests and the engine advances until at least one has finished. That makes its schedule a function of the
-requests alone, so a run on CPU can be replayed bit for bit. An *asynchronous* engine (``Engine``) answers
-each request when it is done, in its own time. ``engines.pump`` turns a stepping engine into the other kind.
+Two shapes of engine exist. A *stepping* engine (``StepEngine``) is passive: the caller hands over
+new requests and the engine advances until at least one has finished. That makes its schedule a
+function of the requests alone, so a run on CPU can be replayed bit for bit. An *asynchronous*
+engine (``Engine``) answers each request when it is done, in its own time. ``engines.pump`` turns a
+stepping engine into the other kind.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ AdapterState = Mapping[str, NDArray[np.float32]]
 class SamplingParams:
     """How tokens are drawn.
 
-    Reported log-probs are those of ``softmax(logits / temperature)`` before top-k and top-p cut it; with
-    ``temperature == 0`` decoding is greedy and log-probs are those of ``softmax(logits)``.
+    Reported log-probs are those of ``softmax(logits / temperature)`` before top-k and top-p cut it;
+    with ``temperature == 0`` decoding is greedy and log-probs are those of ``softmax(logits)``.
     """
 
     temperature: float = 1.0
@@ -40,8 +41,9 @@ class GenRequest:
     """One turn of one game.
 
     Attributes:
-        session: Name of the game. Later requests of a session extend the earlier token stream, so the
-            engine may keep its key-value cache; ``prompt_ids`` is nevertheless the whole stream.
+        session: Name of the game. Later requests of a session extend the earlier token stream, so
+            the engine may keep its key-value cache; ``prompt_ids`` is nevertheless the whole
+            stream.
         prompt_ids: Every token before the first one to be sampled.
         seed: Names the random stream of this turn; a function of (run seed, task, game, turn).
     """
@@ -53,6 +55,8 @@ class GenRequest:
 
 
 class FinishReason(StrEnum):
+    """Why sampling ended: a stop token, the token cap, or a request that cannot be served."""
+
     STOP = "stop"
     LENGTH = "length"
     ERROR = "error"
@@ -87,7 +91,7 @@ class StepEngine(Protocol):
     """A passive engine; see the module's head."""
 
     def step(self, new: Sequence[GenRequest]) -> list[Completion]:
-        """Add ``new`` requests and run until at least one request has finished; returns all that have."""
+        """Add ``new`` requests and run until one or more have finished; returns all that have."""
         ...
 
     def release(self, sessions: Sequence[str]) -> None:
@@ -95,20 +99,29 @@ class StepEngine(Protocol):
         ...
 
     def load_adapter(self, state: AdapterState, version: int) -> None:
-        """Take over adapter weights; drops every cache. A state that matches no module is an error."""
+        """Take over adapter weights and drop every cache.
+
+        A state that matches no module is an error.
+        """
         ...
 
     def score(self, token_ids: Sequence[Sequence[int]]) -> list[NDArray[np.float64]]:
         """Log-probs at temperature 1 of each token given those before it; ``0.0`` at position 0."""
         ...
 
-    def health(self) -> EngineHealth: ...
+    def health(self) -> EngineHealth:
+        """What the engine says of itself; cheap, and allowed at any time."""
+        ...
 
 
 @runtime_checkable
 class Engine(Protocol):
     """An asynchronous engine, as the rollout sees it."""
 
-    async def generate(self, request: GenRequest) -> Completion: ...
+    async def generate(self, request: GenRequest) -> Completion:
+        """Wait for the completion of one request."""
+        ...
 
-    async def release(self, session: str) -> None: ...
+    async def release(self, session: str) -> None:
+        """Forget the cache of this game."""
+        ...

@@ -1,7 +1,8 @@
 """The environment protocol, and a checker that any environment can be run through.
 
-An ``Env`` is single-use: one object is one game, there is no ``reset``. It never sees tokens. The judge is
-asked by the rollout, not by the environment, so that every judge call goes through one pool.
+An ``Env`` is single-use: one object is one game, there is no ``reset``. It never sees tokens. The
+judge is asked by the rollout, not by the environment, so that every judge call goes through one
+pool.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class JudgeRequest:
 
 @dataclass(frozen=True, slots=True)
 class JudgeReply:
-    """A judge's answer. ``verdict`` is ``ERROR`` when none could be had; ``reason`` then says why."""
+    """A judge's answer. Where none could be had, ``verdict`` is ``ERROR`` and ``reason`` says why."""
 
     verdict: Verdict
     text: str = ""
@@ -72,11 +73,11 @@ class Outcome:
 class Env(Protocol):
     """One game.
 
-    Optional hooks, each with a safe default where missing: ``state_key() -> str``, ``progress() -> float``
-    (before the next action), ``belief() -> Mapping[str, float]`` (posterior over answers),
-    ``footprint() -> tuple[frozenset[str], frozenset[str]]`` (reads, writes of the last action),
-    ``snapshot() -> object`` / ``restore(object)``, ``reference() -> str``, ``feedback() -> str``,
-    ``action_key(text) -> str``.
+    Optional hooks, each with a safe default where missing: ``state_key() -> str``,
+    ``progress() -> float`` (before the next action), ``belief() -> Mapping[str, float]`` (posterior
+    over answers), ``footprint() -> tuple[frozenset[str], frozenset[str]]`` (reads, writes of the
+    last action), ``snapshot() -> object`` / ``restore(object)``, ``reference() -> str``,
+    ``feedback() -> str``, ``action_key(text) -> str``.
     """
 
     task: Task
@@ -86,17 +87,24 @@ class Env(Protocol):
         ...
 
     def apply(self, action: Action, reply: JudgeReply | None) -> Outcome:
-        """Advance the game by one action. ``reply`` is None exactly when the judge was not asked."""
+        """Advance the game by one action; ``reply`` is None exactly when no judge was asked."""
         ...
 
-    def judge_request(self, action: Action) -> JudgeRequest: ...
+    def judge_request(self, action: Action) -> JudgeRequest:
+        """What the judge is to be asked about an action that needs it."""
+        ...
 
 
 @runtime_checkable
 class Judge(Protocol):
-    """Answers questions about a task. Must not raise for a failed call: it returns ``Verdict.ERROR``."""
+    """Answers questions about a task.
 
-    def answer(self, requests: list[JudgeRequest]) -> list[JudgeReply]: ...
+    A failed call must not raise: its reply has ``Verdict.ERROR``.
+    """
+
+    def answer(self, requests: list[JudgeRequest]) -> list[JudgeReply]:
+        """One reply for each request, in their order."""
+        ...
 
 
 Belief = Mapping[str, float]

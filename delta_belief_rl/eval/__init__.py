@@ -1,0 +1,1 @@
+"""Metrics with intervals, and the report of a run."""

@@ -1,0 +1,1 @@
+"""Judges, and the pool that asks their replicas."""

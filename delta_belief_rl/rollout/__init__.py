@@ -1,0 +1,1 @@
+"""One game, many games at once, and the files that keep them."""

@@ -143,14 +143,14 @@ def starting_games(run_dir: Path, run_id: str) -> dict[str, list[Group]]:
         path = test_path(run_dir, "start", sampling)
         if not path.is_file():
             raise UserError(
-                f"trainer.final_test compares with the games of the first policy, but {path} does not exist: set "
-                "trainer.final_test=false, or start the run anew."
+                f"trainer.final_test compares with the games of the first policy, but {path} does "
+                "not exist: set trainer.final_test=false, or start the run anew."
             )
         report = read_trajectories(path, run_id)
         if report.damaged:
             raise UserError(
-                f"{path}, line {report.damaged[0].number}, is damaged: set trainer.final_test=false, or start the "
-                "run anew."
+                f"{path}, line {report.damaged[0].number}, is damaged: set "
+                "trainer.final_test=false, or start the run anew."
             )
         out[sampling] = regroup(report.trajectories)
     return out

@@ -17,6 +17,22 @@ from delta_belief_rl.trainer.resume import read_run_id
 from delta_belief_rl.types import UserError
 
 INDEX = "model.safetensors.index.json"
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model")
+"""Files one of which every tokenizer has."""
+
+
+def check_tokenizer(path: str) -> None:
+    """Refuse a folder without a tokenizer; the library would make an empty one.
+
+    Raises:
+        UserError: None of its files is there.
+    """
+    folder = Path(path).expanduser()
+    if folder.is_dir() and not any((folder / name).is_file() for name in TOKENIZERS):
+        raise UserError(
+            f"The folder {path!r} holds no tokenizer: copy or download the model again, or set "
+            "actor_rollout_ref.model.tokenizer_path."
+        )
 
 
 def check_weights(path: str) -> None:
@@ -42,8 +58,8 @@ def check_weights(path: str) -> None:
         except (OSError, SafetensorError) as error:
             reason = " ".join(str(error).split())[:120]
             raise UserError(
-                f"The weights {str(folder / name)!r} cannot be read ({reason}): copy or download the "
-                "model again."
+                f"The weights {str(folder / name)!r} cannot be read ({reason}): copy or download "
+                "the model again."
             ) from error
 
 
@@ -76,6 +92,6 @@ def check_owner(run_dir: Path, root: Path) -> None:
     owner = records[0].get("run_id")
     if owner not in {read_run_id(root), *(saved.run_id for saved in list_valid(root))}:
         raise UserError(
-            f"{run_dir} already holds run {owner}, whose checkpoints are not in {root}: set another "
-            "trainer.experiment_name or trainer.output_dir, or move the folder away."
+            f"{run_dir} already holds run {owner}, whose checkpoints are not in {root}: set "
+            "another trainer.experiment_name or trainer.output_dir, or move the folder away."
         )

@@ -50,8 +50,8 @@ def load_tasks(cfg: RunConfig) -> TaskSets:
         raise UserError("There is no training task: set data.world or data.train_files.")
     if not val and (trainer.val_only or trainer.val_before_train or trainer.test_freq > 0):
         raise UserError(
-            "There is no validation task: set data.val_files, or trainer.val_before_train=false and "
-            "trainer.test_freq=-1."
+            "There is no validation task: set data.val_files, or trainer.val_before_train=false "
+            "and trainer.test_freq=-1."
         )
     if not test and trainer.final_test:
         raise UserError("There is no test task: set data.test_files, or trainer.final_test=false.")

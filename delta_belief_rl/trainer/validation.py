@@ -67,7 +67,7 @@ async def validate(run: Services, step: int) -> dict[str, float]:
 
 
 def stamped(groups: Sequence[Group], step: int) -> list[Group]:
-    """The groups with their games under the step that they evaluate; their seeds did not know it."""
+    """The groups with the evaluated step on their games; their seeds did not know it."""
     return [
         replace(group, trajectories=tuple(replace(game, step=step) for game in group.trajectories))
         for group in groups

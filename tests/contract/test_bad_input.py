@@ -1,4 +1,4 @@
-"""Bad input ends a run in one sentence with status 2, before Ray, and leaves every file as it was."""
+"""Bad input ends a run in one sentence with status 2, before Ray, and leaves files as they were."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
-# --- settings --------------------------------------------------------------------------------------
+# --- settings -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_a_device_that_the_machine_lacks_is_refused(
     assert "needs 1 GPUs and 0 are visible here" in sentence
 
 
-# --- settings that nothing answers to yet ----------------------------------------------------------
+# --- settings that nothing answers to yet -------------------------------------------------------
 
 ASKING: dict[str, list[str]] = {
     "plugins": ["plugins=[my_plugin]"],
@@ -233,7 +233,7 @@ def test_U2_every_gap_names_a_setting() -> None:
         assert not gap.cure.endswith(".")
 
 
-# --- data ------------------------------------------------------------------------------------------
+# --- data ---------------------------------------------------------------------------------------
 
 
 def row(index: int, **changes: Any) -> dict[str, Any]:
@@ -374,7 +374,7 @@ def test_a_secret_that_the_tokenizer_cannot_encode_is_refused_in_every_split(
     assert "cannot express the secret '日本'" in sentence
 
 
-# --- the run's folder and its checkpoints ----------------------------------------------------------
+# --- the run's folder and its checkpoints -------------------------------------------------------
 
 
 def leave_run(out: Path, run_id: str = "first", steps: int = 2) -> None:
@@ -463,7 +463,7 @@ def test_a_final_test_without_the_games_of_the_first_policy_is_refused(
     assert "start-train.jsonl does not exist: set trainer.final_test=false" in sentence
 
 
-# --- the model -------------------------------------------------------------------------------------
+# --- the model ----------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -514,7 +514,7 @@ def test_a_model_that_is_absent_or_damaged_is_refused(
     assert part in refuse(f"actor_rollout_ref.model.path={model}").sentence
 
 
-# --- as a process ----------------------------------------------------------------------------------
+# --- as a process -------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

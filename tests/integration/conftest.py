@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,10 +25,14 @@ GONE_SECONDS = 60.0
 
 @dataclass
 class RealRun:
-    """A process of ``train.py`` in a process group of its own."""
+    """A process of ``train.py`` in a process group of its own.
 
-    out: Path
+    Attributes:
+        scratch: Folder of everything temporary, Ray's included.
+    """
+
     process: subprocess.Popen[str]
+    scratch: Path
 
     def wait(self) -> tuple[int, str]:
         """Exit status and stderr."""
@@ -41,11 +48,15 @@ class RealRun:
         while left := [pid for pid, birth in family.items() if birth and born(pid) == birth]:
             assert time.monotonic() < deadline, f"still alive: {left}"
             time.sleep(0.2)
+        assert mentioning(str(self.scratch)) == []
+        shutil.rmtree(self.scratch, ignore_errors=True)
 
 
 def start(out: Path, world: Path, *more: str) -> RealRun:
     """Start ``train.py`` through Ray."""
-    environ = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    # Short, because Ray's sockets lie below it.
+    scratch = Path(tempfile.mkdtemp(prefix="db", dir="/tmp"))
+    environ = os.environ | {"OMP_NUM_THREADS": "1", "TMPDIR": str(scratch)}
     process = subprocess.Popen(
         [sys.executable, "train.py", *words(out, world, *more)],
         cwd=ROOT,
@@ -55,7 +66,7 @@ def start(out: Path, world: Path, *more: str) -> RealRun:
         text=True,
         start_new_session=True,
     )
-    return RealRun(out, process)
+    return RealRun(process, scratch)
 
 
 def born(pid: int) -> str:
@@ -82,6 +93,19 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
+def mentioning(text: str) -> list[int]:
+    """Processes with a text in their command line or environment."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (folder / "cmdline").read_bytes() + (folder / "environ").read_bytes()
+        except OSError:
+            continue
+        if text.encode() in words and born(int(folder.name)):
+            found.append(int(folder.name))
+    return found
+
+
 @pytest.fixture(scope="session")
 def tiny_world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_world(tmp_path_factory.mktemp("world") / "tiny.yaml")
@@ -95,13 +119,18 @@ class Finished:
     status: int
     output: str
     seconds: float
+    scratch: Path
 
 
 @pytest.fixture(scope="session")
-def straight(tmp_path_factory: pytest.TempPathFactory, tiny_world: Path) -> Finished:
+def straight(
+    tmp_path_factory: pytest.TempPathFactory, tiny_world: Path
+) -> Iterator[Finished]:
     """A run through Ray that nothing disturbs."""
     out = tmp_path_factory.mktemp("straight") / "run"
     began = time.monotonic()
-    status, output = start(out, tiny_world).wait()
+    run = start(out, tiny_world)
+    status, output = run.wait()
     assert status == 0, output[-4000:]
-    return Finished(out, status, output, time.monotonic() - began)
+    yield Finished(out, status, output, time.monotonic() - began, run.scratch)
+    shutil.rmtree(run.scratch, ignore_errors=True)

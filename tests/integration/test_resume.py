@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import time
 from functools import lru_cache
 from pathlib import Path
@@ -177,6 +178,8 @@ def test_R2_R4_R15_H3_a_run_through_ray_survives_sigkill_of_its_whole_group(
                 time.sleep(0.05)
             time.sleep(rng.uniform(0.0, 2.0) * step_seconds)
         run.kill()
-    status, output = start(out, tiny_world).wait()
+    last = start(out, tiny_world)
+    status, output = last.wait()
+    shutil.rmtree(last.scratch, ignore_errors=True)
     assert status == 0, output[-4000:]
     assert_same_run(straight.out, out)

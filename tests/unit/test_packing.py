@@ -299,6 +299,10 @@ def test_dealing_by_length_leaves_ranks_at_most_one_longest_item_apart(
     assert max(totals) - min(totals) <= max(lengths, default=0)
 
 
+def test_dealing_turns_round_at_the_end_of_each_lap() -> None:
+    assert deal([6, 9, 8, 7], 2) == [[1, 0], [2, 3]]
+
+
 def test_A11_denominators_count_what_carries_weight() -> None:
     table = build_table(GROUPS)
     weight = np.ones(table.num_rows)

@@ -83,7 +83,7 @@ def test_U4_the_quick_start_needs_no_gpu() -> None:
     facts = Facts(num_train_tasks=192, num_val_tasks=32, num_test_tasks=32, cores=2, gpus=0)
     plan = plan_of("experiment=quickstart", facts=facts)
     assert (plan.device, plan.gpus, plan.threads) == ("cpu", 0, 2)
-    assert (plan.steps_per_epoch, plan.total_steps) == (8, 50)
+    assert (plan.steps_per_epoch, plan.total_steps) == (8, 32)
     assert plan.problems == ()
     assert all(place.gpus == () for place in plan.placements)
 

@@ -66,7 +66,8 @@ def files(folder: Path, **counts: int) -> list[str]:
 
 def test_a_row_becomes_a_task_with_the_system_message_first(tmp_path: Path) -> None:
     task = read(write(tmp_path / "t.parquet", [row(17, "e-mail")]))[0]
-    assert (task.id, task.source, task.secret, task.split) == ("train_17", "tw_q", "e-mail", "train")
+    assert (task.id, task.source, task.split) == ("train_17", "tw_q", "train")
+    assert task.secret == "e-mail"
     assert task.messages == (Message("system", "You ask."), Message("user", "Begin."))
     assert task.scenario is None
 

@@ -1,0 +1,1 @@
+"""The embedded world: its table, its language, exact knowledge and players."""
