@@ -242,18 +242,21 @@ class TurnTable:
 
     @property
     def num_rows(self) -> int:
+        """``R``, turns of all games."""
         return len(self.turn)
 
     @property
     def num_games(self) -> int:
+        """``N``, games that have a turn."""
         return int(self.traj.max()) + 1 if len(self.traj) else 0
 
     @property
     def num_turns(self) -> int:
+        """``K``, turns of the longest game."""
         return int(self.turn.max()) + 1 if len(self.turn) else 0
 
     def grid(self, column: NDArray[np.generic], fill: float = 0.0) -> FloatArray:
-        """Spread a column over games and turns: ``[R] -> [N, K]``, ``fill`` where no turn exists."""
+        """Spread a column over games and turns, ``[R] -> [N, K]``; ``fill`` where no turn is."""
         out = np.full((self.num_games, self.num_turns), fill, dtype=np.float64)
         out[self.traj, self.turn] = column
         return out
@@ -273,8 +276,8 @@ class TurnTable:
 class TrainBatch:
     """Packed tokens of many games, ready for the policy update.
 
-    Game ``i`` owns the positions ``offsets[i]:offsets[i + 1]``. A token's log-prob sits at the token's own
-    position (it is predicted by the one before).
+    Game ``i`` owns the positions ``offsets[i]:offsets[i + 1]``. A token's log-prob sits at the
+    token's own position (it is predicted by the one before).
 
     Attributes:
         token_ids: ``[T]``.
@@ -300,17 +303,23 @@ class TrainBatch:
 
     @property
     def num_games(self) -> int:
+        """``N``."""
         return len(self.offsets) - 1
 
     def lengths(self) -> IntArray:
+        """Tokens of each game, ``[N]``."""
         return np.diff(self.offsets)
 
     def games(self) -> Iterator[slice]:
+        """The positions of each game, in order."""
         for start, end in zip(self.offsets[:-1], self.offsets[1:], strict=True):
             yield slice(int(start), int(end))
 
     def select(self, games: IntArray) -> TrainBatch:
-        """The sub-batch of some games, in the given order; denominators stay those of the whole batch."""
+        """The sub-batch of some games, in the given order.
+
+        Denominators stay those of the whole batch.
+        """
         lengths = self.lengths()[games]
         index = (
             np.concatenate([np.arange(self.offsets[g], self.offsets[g + 1]) for g in games])

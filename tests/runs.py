@@ -238,14 +238,18 @@ def tested_of(out: Path) -> tuple[Any, Any]:
 
 def assert_same_run(one: Path, other: Path) -> None:
     """Two folders hold the same run: records, games, weights, tests, bit for bit."""
-    for left, right in zip(metrics_of(one), metrics_of(other), strict=True):
-        assert left == right
-    left_games, right_games = games_of(one), games_of(other)
-    assert left_games.keys() == right_games.keys()
-    for name, rows in left_games.items():
-        assert rows == right_games[name], name
+    records = metrics_of(one), metrics_of(other)
+    steps = [[record["step"] for record in part] for part in records]
+    assert steps[0] == steps[1], f"steps {steps[0]} and {steps[1]}"
+    for left, right in zip(*records, strict=True):
+        odd = {k: (left.get(k), right.get(k)) for k in left | right if left.get(k) != right.get(k)}
+        assert not odd, f"records of step {left['step']} differ: {odd}"
+    games = games_of(one), games_of(other)
+    assert games[0].keys() == games[1].keys(), f"files {list(games[0])} and {list(games[1])}"
+    odd_files = [name for name, rows in games[0].items() if rows != games[1][name]]
+    assert not odd_files, f"games of {odd_files} differ"
     assert_same_state(state_of(one), state_of(other))
-    assert tested_of(one) == tested_of(other)
+    assert tested_of(one) == tested_of(other), "final tests differ"
 
 
 def assert_same_state(one: Any, other: Any, where: str = "state") -> None:

@@ -22,7 +22,11 @@ PROG = "delta-belief"
 
 VERBS: dict[str, tuple[str, str]] = {
     "plan": ("delta_belief_rl.cli.plan", "show what a configuration would run"),
+    "play": ("delta_belief_rl.cli.play", "play a game, or watch one"),
     "recount": ("delta_belief_rl.cli.recount", "count win rates anew from stored games"),
+    "report": ("delta_belief_rl.cli.report", "make a run's report.html anew"),
+    "view": ("delta_belief_rl.cli.view", "read stored games"),
+    "warmup": ("delta_belief_rl.cli.warmup", "make the small agent of a world"),
 }
 """Name to (module, one line of help)."""
 

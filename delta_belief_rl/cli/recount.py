@@ -11,7 +11,9 @@ from delta_belief_rl.eval.recount import recount, table
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", type=Path, help="folder with start/ and one sub-folder per method")
+    parser.add_argument(
+        "folder", type=Path, help="folder with start/ and one sub-folder per method"
+    )
 
 
 def _run(args: argparse.Namespace) -> Result:

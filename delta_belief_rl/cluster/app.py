@@ -1,7 +1,7 @@
 """From a checked configuration to a finished run.
 
-Order of the start: everything that can fail for a reason that the user can mend comes before Ray, and nothing
-is written into a run's folder before it is known to be this run's.
+Order of the start: everything that can fail for a reason that the user can mend comes before Ray,
+and nothing is written into a run's folder before it is known to be this run's.
 """
 
 from __future__ import annotations
@@ -170,7 +170,8 @@ async def _play(
     saved = start.checkpoint
     step = saved.step if saved else 0
     events = EventLog(run_dir / "events.jsonl", start.run_id)
-    events.write("start", step, resumed_from=saved and saved.path, changed=_changes(saved, resolved))
+    changed = _changes(saved, resolved)
+    events.write("start", step, resumed_from=saved and saved.path, changed=changed)
     with ProgressView(plan.total_steps or 0, step) as progress:
         services = _services(cfg, plan, tasks, chat, start, run_dir, resolved, pools, progress)
         if saved is not None:
@@ -224,9 +225,7 @@ def _services(
         run_id=start.run_id,
         total_steps=plan.total_steps or 0,
         tasks=tasks,
-        sampler=TaskSampler(len(tasks.train), cfg.data.train_batch_size, cfg.seed, shuffle=cfg.data.shuffle)
-        if not cfg.trainer.val_only
-        else TaskSampler(1, 1),
+        sampler=_sampler(cfg, tasks),
         rollouts=driver(cfg.multi_turn.max_turns.train),
         val_rollouts=driver(cfg.multi_turn.max_turns.val),
         policy=pools.policy,
@@ -240,6 +239,14 @@ def _services(
         progress=progress,
         resolved=resolved,
     )
+
+
+def _sampler(cfg: RunConfig, tasks: TaskSets) -> TaskSampler:
+    """The order of the training tasks; an evaluation has none and never asks for any."""
+    if cfg.trainer.val_only:
+        return TaskSampler(1, 1)
+    data = cfg.data
+    return TaskSampler(len(tasks.train), data.train_batch_size, cfg.seed, shuffle=data.shuffle)
 
 
 def _changes(saved: Checkpoint | None, resolved: str) -> dict[str, tuple[Any, Any]]:
@@ -265,7 +272,9 @@ def wandb_mirror(cfg: RunConfig, run_dir: Path, run_id: str, resolved: str) -> W
 def env_factory(cfg: RunConfig, max_turns: int) -> Callable[[Task], Env]:
     """A function that makes one game of a task."""
     if cfg.multi_turn.env != "twenty_questions":
-        raise UserError(f"multi_turn.env={cfg.multi_turn.env} is not available: use twenty_questions.")
+        raise UserError(
+            f"multi_turn.env={cfg.multi_turn.env} is not available: use twenty_questions."
+        )
     if cfg.data.world is None:
         from delta_belief_rl.envs.twenty_questions import TwentyQuestions
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -62,9 +63,12 @@ def start_pools(cfg: RunConfig, plan: Plan, probe_ids: Sequence[int]) -> Pools:
         UserError: A model cannot be loaded, a pool does not fit, or a worker is late.
     """
     deadline = cfg.trainer.ray_wait_register_center_timeout
-    ranks = _start_ranks(cfg, plan, deadline)
+    # All processes start at once; what takes time is that each of them imports and loads.
     replicas = _start_engines(cfg, plan, deadline)
     judges = _start_judges(cfg, deadline)
+    ranks = _start_ranks(cfg, plan, deadline)
+    _wait("policy engines", [replica.health.remote() for replica in replicas], deadline)
+    _wait("judges", [judge.answer.remote([]) for judge in judges], deadline)
     dtype = number_format(cfg.actor_rollout_ref.actor.dtype, plan.device)
     pumps = [_pump(replica, cfg.actor_rollout_ref.rollout.deterministic) for replica in replicas]
     return Pools(
@@ -74,7 +78,8 @@ def start_pools(cfg: RunConfig, plan: Plan, probe_ids: Sequence[int]) -> Pools:
         judge=JudgePool(
             [_judge_call(judge) for judge in judges],
             JudgePoolSettings(
-                deadline=cfg.judge_rollout.timeout_s, max_error_rate=cfg.judge_rollout.max_error_rate
+                deadline=cfg.judge_rollout.timeout_s,
+                max_error_rate=cfg.judge_rollout.max_error_rate,
             ),
             failures=(ray.exceptions.RayError,),
             cache_key=judge_cache_key(cfg),
@@ -98,34 +103,32 @@ def _start_engines(cfg: RunConfig, plan: Plan, deadline: float) -> list[Any]:
     rollout = cfg.actor_rollout_ref.rollout
     if rollout.name != "hf":
         raise UserError(f"actor_rollout_ref.rollout.name={rollout.name} is not available: use hf.")
+    count = len(plan.pool("engine"))
+    threads = max(1, plan.threads // count)
     settings = EngineSettings(
         model_path=cfg.actor_rollout_ref.model.path,
         adapter=adapter_settings(cfg),
         device=plan.device,
         dtype=number_format(cfg.actor_rollout_ref.actor.dtype, plan.device),
-        max_sequences=max_games(cfg, plan),
+        max_sequences=math.ceil(max_games(cfg, plan) / count),
         max_len=cfg.data.max_prompt_length + cfg.data.max_response_length,
         max_batch_tokens=rollout.max_num_batched_tokens,
-        num_threads=plan.threads,
+        num_threads=threads,
         seed=cfg.seed,
     )
     share = ENGINE_SHARE if plan.device == "cuda" else 0.0
-    count = len(plan.pool("engine"))
-    handles = _place("policy engines", EngineWorker, count, share, deadline, plan.threads)
-    replicas = [handle.remote(settings) for handle in handles]
-    _wait("policy engines", [replica.health.remote() for replica in replicas], deadline)
-    return replicas
+    handles = _place("policy engines", EngineWorker, count, share, deadline, threads)
+    return [handle.remote(settings) for handle in handles]
 
 
 def _start_judges(cfg: RunConfig, deadline: float) -> list[Any]:
     if cfg.data.world is None or cfg.judge_rollout.name not in ("auto", "world"):
         raise UserError(
-            f"judge_rollout.name={cfg.judge_rollout.name} is not available: use world, with data.world=everyday."
+            f"judge_rollout.name={cfg.judge_rollout.name} is not available: use world, with "
+            "data.world=everyday."
         )
     handles = _place("judges", JudgeWorker, cfg.judge_rollout.replicas, 0.0, deadline, 1)
-    judges = [handle.remote(cfg.data.world) for handle in handles]
-    _wait("judges", [judge.answer.remote([]) for judge in judges], deadline)
-    return judges
+    return [handle.remote(cfg.data.world) for handle in handles]
 
 
 def _place(
@@ -139,8 +142,9 @@ def _place(
     except ray.exceptions.GetTimeoutError as error:
         have = ray.available_resources()
         raise UserError(
-            f"The pool of {name} needs {count} x {bundle} but only CPU {have.get('CPU', 0):g} and GPU "
-            f"{have.get('GPU', 0):g} are free: lower the pool's size or raise ray_init.num_cpus."
+            f"The pool of {name} needs {count} x {bundle} but only CPU {have.get('CPU', 0):g} and "
+            f"GPU {have.get('GPU', 0):g} are free: lower the pool's size or raise "
+            "ray_init.num_cpus."
         ) from error
     return [
         worker.options(
@@ -148,7 +152,9 @@ def _place(
             num_gpus=gpus,
             max_restarts=0,
             runtime_env={"env_vars": worker_env(num_threads)},
-            scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index),
+            scheduling_strategy=PlacementGroupSchedulingStrategy(
+                group, placement_group_bundle_index=index
+            ),
         )
         for index in range(count)
     ]
@@ -160,8 +166,8 @@ def _wait(name: str, refs: Sequence[Any], deadline: float) -> list[Any]:
         return ray.get(list(refs), timeout=deadline)
     except ray.exceptions.GetTimeoutError as error:
         raise UserError(
-            f"The {name} did not start within {deadline:g} s: raise trainer.ray_wait_register_center_timeout or "
-            "look into the logs of Ray."
+            f"The {name} did not start within {deadline:g} s: raise "
+            "trainer.ray_wait_register_center_timeout or look into the logs of Ray."
         ) from error
     except ray.exceptions.RayTaskError as error:
         cause = error.cause

@@ -1,4 +1,4 @@
-"""Starting and stopping Ray: private by default, with the CPUs of the allocation and a short scratch path."""
+"""Starting and stopping Ray: private by default, with a short scratch path."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def ray_session(settings: RayInit, num_cpus: int, num_gpus: int) -> Iterator[Non
     """A Ray instance for the length of the block.
 
     Args:
-        settings: ``address="local"`` starts a private instance in a private folder, which is removed
-            afterwards; any other address joins a running cluster and leaves it running.
+        settings: ``address="local"`` starts a private instance in a private folder, which is
+            removed afterwards; any other address joins a running cluster and leaves it running.
         num_cpus: Logical CPUs of a private instance.
         num_gpus: GPUs of a private instance.
     """
@@ -83,7 +83,7 @@ def _scratch(wanted: str | None) -> tuple[Path, bool]:
         folder, private = Path(tempfile.mkdtemp(prefix="dbrl-")), True
     if len(str(folder)) + _LONGEST_SOCKET > SOCKET_PATH_LIMIT:
         raise UserError(
-            f"Ray's scratch folder {str(folder)!r} is too long for a socket path: set ray_init.temp_dir to a "
-            "short one such as /tmp/ray-me."
+            f"Ray's scratch folder {str(folder)!r} is too long for a socket path: set "
+            "ray_init.temp_dir to a short one such as /tmp/ray-me."
         )
     return folder, private

@@ -1,6 +1,6 @@
 """The Ray actors: a training rank, an engine replica, a judge replica.
 
-Each class only translates between Ray and the room that does the work; there is no logic of its own here.
+Each class only translates between Ray and the room that does the work; it has no logic of its own.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import os
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import ray
@@ -40,8 +39,9 @@ class EngineSettings:
     """What an engine replica needs to know.
 
     Attributes:
-        min_finished: Share of the running games that one call advances to the end of their turn. A small share
-            keeps games apart; a large one makes the forward passes between two calls larger.
+        min_finished: Share of the running games that one call advances to the end of their turn. A
+            small share keeps games apart; a large one makes the forward passes between two calls
+            larger.
     """
 
     model_path: str
@@ -68,8 +68,8 @@ class SyncReport:
 def worker_env(num_threads: int | None) -> dict[str, str]:
     """Environment of a worker process.
 
-    The malloc thresholds keep freed memory in the process: on CPU every forward pass allocates and frees the
-    same large blocks, and giving them back to the system each time costs page faults.
+    The malloc thresholds keep freed memory in the process: on CPU every forward pass allocates and
+    frees the same large blocks, and giving them back to the system each time costs page faults.
     """
     env = {
         "TOKENIZERS_PARALLELISM": "false",
@@ -116,24 +116,32 @@ class ActorWorker:
 
     @property
     def actor(self) -> PolicyActor:
+        """The rank's policy, there after ``setup``."""
         assert self._actor is not None, "setup() comes first"
         return self._actor
 
     def score(self, games: Sequence[ScoreRequest]) -> list[GameScore]:
+        """Log-probs and beliefs of this rank's games, perhaps of none."""
         return self.actor.score(games)
 
     def update(
-        self, steps: Sequence[tuple[Sequence[TrainBatch | None], Mapping[str, float]]], training_step: int
+        self,
+        steps: Sequence[tuple[Sequence[TrainBatch | None], Mapping[str, float]]],
+        training_step: int,
     ) -> dict[str, tuple[float, float]]:
+        """Run this rank's part of an update plan; metrics are (sum, count) pairs."""
         return self.actor.update(steps, training_step)
 
     def snapshot(self) -> AdapterSnapshot:
+        """The adapter as it stands."""
         return self.actor.snapshot()
 
     def probe(self, token_ids: Sequence[int]) -> np.ndarray:
+        """Log-probs of a fixed sequence, without its first token."""
         return self.actor.probe(token_ids)
 
     def dump(self) -> bytes:
+        """The state for a checkpoint."""
         return dump_state(self.actor.state())
 
     def load(self, data: bytes) -> str:
@@ -177,18 +185,22 @@ class EngineWorker:
         )
 
     def step(self, new: list[GenRequest]) -> list[Completion]:
+        """Add requests and run until enough have finished."""
         return self._engine.step(new)
 
     def release(self, sessions: list[str]) -> None:
+        """Forget games."""
         self._engine.release(sessions)
 
     def sync(self, state: AdapterState, version: int, probe_ids: Sequence[int]) -> SyncReport:
-        """Take over an adapter and say what arrived: version, checksum of the received bytes, probe."""
+        """Take over an adapter and say what arrived: version, checksum of the bytes, probe."""
         self._engine.load_adapter(state, version)
         probe = self._engine.score([tuple(probe_ids)])[0]
-        return SyncReport(self._engine.health().adapter_version, state_checksum(state), np.asarray(probe[1:]))
+        held = self._engine.health().adapter_version
+        return SyncReport(held, state_checksum(state), np.asarray(probe[1:]))
 
     def health(self) -> EngineHealth:
+        """What the engine says of itself."""
         return self._engine.health()
 
 
@@ -200,4 +212,5 @@ class JudgeWorker:
         self._judge = WorldJudge(load_world(world))
 
     def answer(self, requests: list[JudgeRequest]) -> list[JudgeReply]:
+        """One reply for each request, in their order."""
         return self._judge.answer(requests)

@@ -186,7 +186,8 @@ def _place(config: RunConfig, actor_gpus: int) -> tuple[tuple[Placement, ...], i
         places.append(Placement("actor", rank, (rank,) if actor_gpus else (), task))
     parallel = (actor.rollout.tensor_model_parallel_size or actor_gpus) if actor_gpus else 1
     engine = f"API model {actor.model.api_model_name}" if not ranks else actor.rollout.name
-    for replica in range(max(1, actor_gpus // parallel)):
+    replicas = max(1, actor_gpus // parallel) if actor_gpus else actor.rollout.replicas
+    for replica in range(replicas):
         block = range(replica * parallel, (replica + 1) * parallel) if actor_gpus else range(0)
         words = f"{engine} engine, tp {parallel}" if actor_gpus else f"{engine} engine"
         if actor_gpus and actor.rollout.name == "vllm" and actor.rollout.free_cache_engine:

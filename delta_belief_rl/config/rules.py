@@ -58,6 +58,7 @@ def _positive(config: RunConfig) -> Iterator[str]:
         "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu": (
             actor.rollout.log_prob_micro_batch_size_per_gpu
         ),
+        "actor_rollout_ref.rollout.replicas": actor.rollout.replicas,
         "judge_rollout.replicas": judge.replicas,
         "judge_rollout.model.api_batch_size": judge.model.api_batch_size,
         "judge_rollout.rollout.prompt_length": judge.rollout.prompt_length,

@@ -88,6 +88,12 @@ class Rollout:
     name: Literal["vllm", "hf"] = opt(
         "vllm", "Engine: vllm (GPU) or hf (plain PyTorch, CPU or GPU)."
     )
+    replicas: int = opt(
+        1,
+        "Engine replicas of a policy on CPUs, each with its share of the threads; on GPUs they "
+        "follow from ngpus and tensor_model_parallel_size.",
+        new=True,
+    )
     deterministic: bool = opt(
         False,
         "Advance games in a fixed order, so that a CPU run can be repeated exactly.",

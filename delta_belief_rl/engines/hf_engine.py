@@ -331,8 +331,9 @@ class HFEngine:
     def _decode(self) -> list[Completion]:
         """One token for every running game.
 
-        Where at least half of the games run, the forward goes over all slots in place and the idle ones are
-        thrown away: on a small model, copying the rows of the store costs more than running them.
+        Where at least half of the games run, the forward goes over all slots in place and the idle
+        ones are thrown away: on a small model, copying the rows of the store costs more than
+        running them.
         """
         running = self._running
         rows = torch.tensor([s.slot for s in running], device=self._device)

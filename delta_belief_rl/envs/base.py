@@ -31,7 +31,7 @@ class JudgeRequest:
 
 @dataclass(frozen=True, slots=True)
 class JudgeReply:
-    """A judge's answer. Where none could be had, ``verdict`` is ``ERROR`` and ``reason`` says why."""
+    """A judge's answer; where none could be had ``verdict`` is ``ERROR``, with a ``reason``."""
 
     verdict: Verdict
     text: str = ""

@@ -145,7 +145,7 @@ def read_question(
     methods: tuple[str, ...],
     short_circuit: bool,
 ) -> Reading:
-    """What the text rules say about a question; games of a group ask the same ones again and again."""
+    """What the text rules say about a question; a group's games ask the same ones all the time."""
     checked = answers.verify_question(question, "no", secret, methods, short_circuit=short_circuit)
     positive = checked.positive
     if not set(methods) & set(answers.POSITIVE_METHODS):

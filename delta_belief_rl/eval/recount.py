@@ -1,11 +1,12 @@
 """Win rates counted anew from stored games: the numbers of ``docs/results.md``.
 
-A folder holds one sub-folder per method and, in ``start/``, the games of the policy that all of them began with::
+A folder holds one sub-folder per method and, in ``start/``, the games of the policy that all of
+them began with::
 
     start/seed1-train.jsonl.gz  start/seed1-val.jsonl.gz  delta_belief/seed1-train.jsonl.gz ...
 
-``train`` and ``val`` name the sampling (temperature 1, and the settings of validation). Intervals are 95 % by
-bootstrap over secrets; the games of all seeds of a secret stay together.
+``train`` and ``val`` name the sampling (temperature 1, and the settings of validation). Intervals
+are 95 % by bootstrap over secrets; the games of all seeds of a secret stay together.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ def recount(folder: Path) -> list[MethodResult]:
     Raises:
         UserError: The folder has no games, or a line of a file cannot be read.
     """
-    methods = sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+    inside = folder.iterdir() if folder.is_dir() else ()
+    methods = sorted(path.name for path in inside if path.is_dir())
     if START in methods:
         methods.remove(START)
         methods.insert(0, START)
@@ -71,7 +73,9 @@ def recount(folder: Path) -> list[MethodResult]:
             if games:
                 out.append(_result(method, sampling, games, None if method == START else started))
     if not out:
-        raise UserError(f"{folder} holds no games: name a folder with start/seed1-train.jsonl.gz and so on.")
+        raise UserError(
+            f"{folder} holds no games: name a folder with start/seed1-train.jsonl.gz and so on."
+        )
     return out
 
 
@@ -88,7 +92,9 @@ def _load(folder: Path, sampling: str) -> dict[int, list[dict[str, Any]]]:
             continue
         read = read_rows(path)
         if read.damaged:
-            raise UserError(f"{path}, line {read.damaged[0].number}, cannot be read: copy the file again.")
+            raise UserError(
+                f"{path}, line {read.damaged[0].number}, cannot be read: copy the file again."
+            )
         games[int(match[1])] = list(read.rows)
     return games
 
@@ -110,13 +116,17 @@ def _result(
             if seed in started
         }
         gain = paired_difference(_counts(row for rows in started.values() for row in rows), counts)
+    wins, played = zip(*counts.values(), strict=True)
     return MethodResult(
         method=method,
         sampling=sampling,
         games=len(everything),
         secrets=len(counts),
-        seeds={seed: float(np.mean([row["strict_status"] for row in rows])) for seed, rows in games.items()},
-        rate=cluster_bootstrap([w for w, _ in counts.values()], [float(n) for _, n in counts.values()]),
+        seeds={
+            seed: float(np.mean([row["strict_status"] for row in rows]))
+            for seed, rows in games.items()
+        },
+        rate=cluster_bootstrap(wins, [float(count) for count in played]),
         gain=gain,
         seed_gains=gains,
         mean_turns=float(np.mean([row["num_questions"] for row in everything])),
@@ -135,11 +145,14 @@ def _counts(rows: Iterable[dict[str, Any]]) -> Counts:
 def percent(interval: Interval, sign: bool = False) -> str:
     """``82.4 [76.0, 88.1]``, in per cent or points."""
     plus = "+" if sign else ""
-    return f"{100 * interval.value:{plus}.1f} [{100 * interval.low:{plus}.1f}, {100 * interval.high:{plus}.1f}]"
+    value, low, high = (
+        f"{100 * number:{plus}.1f}" for number in (interval.value, interval.low, interval.high)
+    )
+    return f"{value} [{low}, {high}]"
 
 
 def table(results: list[MethodResult]) -> str:
-    """The results as a Markdown table, one block per sampling, and each method against the others."""
+    """The results as a Markdown table, by sampling, and each method against the others."""
     lines = [
         "| sampling | method | strict win % | gain over the start, points | seeds, strict win % | "
         "gain of each seed, points | mean turns | games |",

@@ -1,9 +1,9 @@
 """LoRA merged into the base weights, for engines that only read.
 
-An adapter layer costs several small products for each linear layer of the model, which is most of a decoding
-step of a small model on a CPU. In float32 the merged product ``x (W + s B A)^T`` equals the sum of both paths up
-to rounding (about 1e-6 of a log-prob). In half precision it does not, because ``W + s B A`` is rounded to the
-format of ``W``; there the adapter stays apart.
+An adapter layer costs several small products for each linear layer of the model, which is most of a
+decoding step of a small model on a CPU. In float32 the merged product ``x (W + s B A)^T`` equals
+the sum of both paths up to rounding (about 1e-6 of a log-prob). In half precision it does not,
+because ``W + s B A`` is rounded to the format of ``W``; there the adapter stays apart.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class MergedLora:
             state: Arrays by PEFT's names, as ``adapters.adapter_state`` gives them.
 
         Raises:
-            UserError: A name belongs to no linear layer, a half of a pair is missing, or a shape differs.
-                The weights are as before then.
+            UserError: A name belongs to no linear layer, a half of a pair is missing, or a shape
+                differs. The weights are as before then.
         """
         layers = {name: self._layer(name) for name in _module_names(state)}
         for name, layer in layers.items():
@@ -56,14 +56,14 @@ class MergedLora:
             if (second.shape[0], first.shape[1]) != tuple(layer.weight.shape):
                 raise UserError(
                     f"The adapter weights of {name!r} do not fit the model's layer of shape "
-                    f"{tuple(layer.weight.shape)}: use the base model that the adapter was trained on."
+                    f"{tuple(layer.weight.shape)}: use the base model that the adapter was trained "
+                    "on."
                 )
         for name, layer in layers.items():
             base = self._base.setdefault(name, layer.weight.detach().clone())
-            first, second = (
-                torch.from_numpy(np.array(state[_PREFIX + name + half], dtype=np.float32)).to(base.device)
-                for half in (_A, _B)
-            )
+            pair = (state[_PREFIX + name + half] for half in (_A, _B))
+            halves = (np.array(half, dtype=np.float32) for half in pair)
+            first, second = (torch.from_numpy(half).to(base.device) for half in halves)
             layer.weight.copy_(torch.addmm(base, second, first, alpha=self._scale))
 
     def _layer(self, name: str) -> torch.nn.Linear:
@@ -71,11 +71,14 @@ class MergedLora:
             layer = self._model.get_submodule(name)
         except AttributeError as error:
             raise UserError(
-                f"The adapter has weights for {name!r}, which the model does not have: use the base model that "
-                "the adapter was trained on."
+                f"The adapter has weights for {name!r}, which the model does not have: use the "
+                "base model that the adapter was trained on."
             ) from error
         if not isinstance(layer, torch.nn.Linear):
-            raise UserError(f"The adapter has weights for {name!r}, which is not a linear layer of the model.")
+            raise UserError(
+                f"The adapter has weights for {name!r}, which is not a linear layer of the model: "
+                "use the base model that the adapter was trained on."
+            )
         return layer
 
 
@@ -85,8 +88,8 @@ def _module_names(state: Mapping[str, NDArray[np.float32]]) -> list[str]:
     wanted = {_PREFIX + name + half for name in names for half in (_A, _B)}
     if not names or wanted != set(state):
         odd = sorted(wanted ^ set(state))
+        example = odd[0] if odd else "it is empty"
         raise UserError(
-            f"The adapter state is not a complete LoRA adapter (for example {odd[0] if odd else 'it is empty'}): "
-            "save it again."
+            f"The adapter state is no complete LoRA adapter (for example {example}): save it again."
         )
     return names

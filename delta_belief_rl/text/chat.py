@@ -29,7 +29,7 @@ from delta_belief_rl.types import Message, UserError
 ThinkingHistory = Literal["keep", "strip"]
 
 _CACHED_TEXTS = 1 << 16
-"""Replies and short questions recur all the time; tokenising them anew costs more than a small model."""
+"""Replies and questions recur all the time; tokenising them anew costs more than a small model."""
 
 _EMPTY_THINKING = re.compile(r"<think>\s*</think>\s*$")
 # Letters only: a template may trim or split at anything else.

@@ -1,13 +1,14 @@
-"""The final test: test secrets, the policy of the start against the trained one, and what bounds them.
+"""The final test: the policy of the start against the trained one on the test secrets.
 
-The first policy is version 0 of the same adapter: LoRA starts at zero, so it *is* the model that the run began
-with. Both play the same secrets with the same random numbers, and the difference is paired over secrets.
+The first policy is version 0 of the same adapter: LoRA starts at zero, so it *is* the model that
+the run began with. Both play the same secrets with the same random numbers, and the difference is
+paired over secrets. Players that need no model bound both.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -41,7 +42,7 @@ PLAYER_GAMES = 10
 
 
 async def test_policy(run: Services, label: str) -> dict[str, list[Group]]:
-    """Play all test secrets with the policy as it stands, under both samplings, and keep the games."""
+    """Play all test secrets with the policy as it stands, under both samplings; keeps the games."""
     run.progress.set_phase(f"test {label}")
     out: dict[str, list[Group]] = {}
     for sampling in SAMPLINGS:
@@ -76,7 +77,7 @@ def score(groups: Sequence[Group], player: str, sampling: str) -> PlayerScore:
 
 
 def reference_scores(run: Services) -> tuple[PlayerScore | None, PlayerScore | None]:
-    """The random player and the greedy splitter on the same secrets; None without an embedded world."""
+    """The random player and the greedy splitter on the same secrets; None without a world."""
     if run.cfg.data.world is None:
         return None, None
     random_player = player_score(run, "random player", RandomPlayer)
@@ -125,8 +126,14 @@ def gain(before: Sequence[Group], after: Sequence[Group]) -> dict[str, float]:
     return {"gain": difference.value, "low": difference.low, "high": difference.high}
 
 
+def points(gained: Mapping[str, float]) -> str:
+    """A gain with its interval, in percentage points."""
+    value, low, high = (100 * gained[name] for name in ("gain", "low", "high"))
+    return f"{value:+.1f} points [{low:+.1f}, {high:+.1f}]"
+
+
 async def starting_test(run: Services) -> dict[str, list[Group]]:
-    """The test of the first policy: played at the start of a run, read from its files on a resume."""
+    """The first policy's test: played at the start of a run, read from its files on a resume."""
     if run.state.step == 0:
         return await test_policy(run, "start")
     return starting_games(run.run_dir, run.run_id)
@@ -167,7 +174,9 @@ def test_path(run_dir: Path, label: str, sampling: str) -> Path:
 
 
 async def final_test(run: Services, before: dict[str, list[Group]]) -> Path:
-    """Play the test secrets with the trained policy and write ``final.json`` and ``test/summary.json``.
+    """Play the test secrets with the trained policy.
+
+    Writes ``final.json`` and, at last, ``test/summary.json``.
 
     Args:
         before: What ``test_policy`` gave at the start of the run.
@@ -178,15 +187,15 @@ async def final_test(run: Services, before: dict[str, list[Group]]) -> Path:
     for label, played in (("starting agent", before), ("trained agent", after)):
         rows += [score(played[sampling], label, words) for sampling, words in SAMPLINGS.items()]
     rows += [splitter] if splitter else []
-    gains = {words: gain(before[sampling], after[sampling]) for sampling, words in SAMPLINGS.items()}
-    facts = {
-        f"gain, {words}": f"{100 * g['gain']:+.1f} points [{100 * g['low']:+.1f}, {100 * g['high']:+.1f}]"
-        for words, g in gains.items()
+    gains = {
+        words: gain(before[sampling], after[sampling]) for sampling, words in SAMPLINGS.items()
     }
+    facts = {f"gain, {words}": points(found) for words, found in gains.items()}
     for row in rows:
         run.progress.say(
             f"{row.player:16s} {row.sampling:20s} strict win {100 * row.strict_win:5.1f} % "
-            f"[{100 * row.low:.1f}, {100 * row.high:.1f}]  mean turns {row.mean_turns:.1f}  ({row.games} games)"
+            f"[{100 * row.low:.1f}, {100 * row.high:.1f}]  mean turns {row.mean_turns:.1f}  "
+            f"({row.games} games)"
         )
     for name, text in facts.items():
         run.progress.say(f"{name}: {text}")

@@ -1,8 +1,8 @@
 """The training loop.
 
-One step: sync the adapter, play, score (old log-probs and beliefs in one pass), reward, credit, update; then
-validate, save and log when they are due. Every choice is made elsewhere and handed in; the loop does not know
-which environment, judge, credit method or engine is running.
+One step: sync the adapter, play, score (old log-probs and beliefs in one pass), reward, credit,
+update; then validate, save and log when they are due. Every choice is made elsewhere and handed in;
+the loop does not know which environment, judge, credit method or engine is running.
 """
 
 from __future__ import annotations

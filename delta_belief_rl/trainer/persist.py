@@ -17,7 +17,8 @@ CREDIT_FILE = "credit.json"
 async def save(run: Services) -> Path:
     """Write a checkpoint of the step that has just finished.
 
-    The data cursor is the step itself, and random numbers are functions of names, so neither needs a file.
+    The data cursor is the step itself, and random numbers are functions of names, so neither needs
+    a file.
     """
     run.progress.set_phase("save")
     with run.timers.measure("save_checkpoint"):
@@ -29,7 +30,11 @@ async def save(run: Services) -> Path:
                 ACTOR_FILE: await run.policy.dump(),
                 CREDIT_FILE: json.dumps(run.credit.state_dict()).encode(),
             },
-            {"state": asdict(run.state), "adapter_checksum": snapshot.checksum, "config": run.resolved},
+            {
+                "state": asdict(run.state),
+                "adapter_checksum": snapshot.checksum,
+                "config": run.resolved,
+            },
             run_id=run.run_id,
             keep=run.cfg.trainer.max_actor_ckpt_to_keep,
         )

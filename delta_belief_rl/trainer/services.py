@@ -1,6 +1,7 @@
-"""What the training loop works with: the pools behind protocols, and everything that is fixed for a run.
+"""What the training loop works with: pools behind protocols, and all that is fixed for a run.
 
-The loop and the steps see these types only. The cluster room builds them on Ray; tests build them in one process.
+The loop and the steps see these types only. The cluster room builds them on Ray; tests build them
+in one process.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ class PolicyGroup(Protocol):
         """Scores in the order of ``games``."""
         ...
 
-    async def update(self, batch: TrainBatch, plan: UpdatePlan, training_step: int) -> dict[str, float]:
+    async def update(
+        self, batch: TrainBatch, plan: UpdatePlan, training_step: int
+    ) -> dict[str, float]:
         """Run the plan; metrics are means over all ranks."""
         ...
 

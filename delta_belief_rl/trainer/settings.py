@@ -22,11 +22,11 @@ from delta_belief_rl.trainer.actor import BASE, EMA, POLICY, ActorSettings, Adap
 from delta_belief_rl.trainer.optimizer import OptimizerSettings
 
 BELIEF_MODELS = {"actor": POLICY, "ref": EMA, "ema": EMA, "base": BASE}
-"""The configuration's names of belief models; ``ref`` is the published name of the slow adapter."""
+"""The configuration's names of belief models; ``ref`` is the slow adapter's published name."""
 
 
 def adapter_settings(cfg: RunConfig) -> AdapterSettings:
-    """LoRA of the policy: the first adapter of the list is trained, one called ``ema`` follows it."""
+    """LoRA of the policy: the list's first adapter is trained, one called ``ema`` follows it."""
     model = cfg.actor_rollout_ref.model
     first = model.adapters[0] if model.adapters else None
     rank = (first.r if first else 0) or model.lora_rank
@@ -47,11 +47,15 @@ def belief_models(cfg: RunConfig) -> tuple[str, ...]:
     reward = cfg.multi_turn.logprob_reward
     if not reward.enabled:
         return ()
-    return tuple(dict.fromkeys(BELIEF_MODELS[name] for name in (reward.step_model, reward.base_model)))
+    names = (reward.step_model, reward.base_model)
+    return tuple(dict.fromkeys(BELIEF_MODELS[name] for name in names))
 
 
 def shaping_options(cfg: RunConfig) -> ShapingOptions:
-    """How beliefs become rewards; ``pacr`` and ``potential`` are rules of the difference, not transforms."""
+    """How beliefs become rewards.
+
+    ``pacr`` and ``potential`` are rules of the difference, not transforms.
+    """
     reward = cfg.multi_turn.logprob_reward
     difference = "step"
     if "pacr" in reward.methods:
@@ -104,7 +108,9 @@ def loss_settings(cfg: RunConfig) -> PolicyLossSettings:
     )
 
 
-def actor_settings(cfg: RunConfig, device: str, total_steps: int, num_threads: int | None) -> ActorSettings:
+def actor_settings(
+    cfg: RunConfig, device: str, total_steps: int, num_threads: int | None
+) -> ActorSettings:
     """What a training rank needs to know."""
     ref = cfg.actor_rollout_ref
     actor, optim = ref.actor, ref.actor.optim
@@ -162,8 +168,8 @@ def games_per_update(cfg: RunConfig) -> int:
 def micro_batch_tokens(cfg: RunConfig) -> int:
     """Token budget of an update micro-batch on one rank.
 
-    A number of games is turned into a budget by the longest game that is allowed, so that both settings mean a
-    bound on memory.
+    A number of games is turned into a budget by the longest game that is allowed, so that both
+    settings mean a bound on memory.
     """
     actor = cfg.actor_rollout_ref.actor
     if actor.use_dynamic_bsz:

@@ -29,7 +29,9 @@ def score_requests(run: Services, groups: Sequence[Group]) -> list[ScoreRequest]
     ]
 
 
-def with_beliefs(cfg: RunConfig, groups: Sequence[Group], scores: Sequence[GameScore]) -> list[Group]:
+def with_beliefs(
+    cfg: RunConfig, groups: Sequence[Group], scores: Sequence[GameScore]
+) -> list[Group]:
     """The groups with the step model's beliefs on their games; unchanged when there are none."""
     if not belief_models(cfg):
         return list(groups)
@@ -42,7 +44,8 @@ def with_beliefs(cfg: RunConfig, groups: Sequence[Group], scores: Sequence[GameS
             beliefs = scores[position].beliefs[name]
             if len(beliefs) != game.num_turns + 1:
                 raise ValueError(
-                    f"game {game.task.id}/{game.game} has {game.num_turns} turns but {len(beliefs)} beliefs"
+                    f"game {game.task.id}/{game.game} has {game.num_turns} turns but "
+                    f"{len(beliefs)} beliefs"
                 )
             games.append(replace(game, beliefs=tuple(float(value) for value in beliefs)))
             position += 1
@@ -71,9 +74,10 @@ def views(scores: Sequence[GameScore]) -> dict[str, list[FloatArray]]:
 
 
 def scorer(groups: Sequence[Group], table: TurnTable) -> Callable[[Trajectory], StoredScore]:
-    """Rewards of a game as the files show them: the sum of all channels, and the shaped belief changes."""
-    total = np.sum(list(table.rewards.values()), axis=0) if table.rewards else np.zeros(table.num_rows)
-    belief = table.rewards.get("belief", np.zeros(table.num_rows))
+    """Rewards of a game as the files show them: sum of all channels, shaped changes of belief."""
+    nothing = np.zeros(table.num_rows)
+    total = np.sum([nothing, *table.rewards.values()], axis=0)
+    belief = table.rewards.get("belief", nothing)
     rows: Mapping[tuple[str, int], FloatArray] = {
         (game.task.id, game.game): np.flatnonzero(table.traj == index)
         for index, game in enumerate(flat_trajectories(groups))
@@ -81,7 +85,7 @@ def scorer(groups: Sequence[Group], table: TurnTable) -> Callable[[Trajectory], 
 
     def score_of(game: Trajectory) -> StoredScore:
         index = rows[game.task.id, game.game]
-        return StoredScore(score=float(total[index].sum()), log_prob_diff=tuple(belief[index].tolist()))
+        return StoredScore(float(total[index].sum()), tuple(belief[index].tolist()))
 
     return score_of
 

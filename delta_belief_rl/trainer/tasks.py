@@ -40,9 +40,9 @@ def load_tasks(cfg: RunConfig) -> TaskSets:
             # An evaluation only compares with the training secrets, where they are at hand.
             train_files = tuple(path for path in train_files if find_file(path).is_file())
         files = (train_files, data.val_files, data.test_files if trainer.final_test else ())
+        keys = data.prompt_key, data.system_key
         sets = [
-            tuple(task for path in paths for task in read_parquet(path, data.prompt_key, data.system_key))
-            for paths in files
+            tuple(task for path in paths for task in read_parquet(path, *keys)) for paths in files
         ]
     train, val, test = sets
     train, val = _sample(train, data.sample_count.train), _sample(val, data.sample_count.val)
@@ -74,7 +74,9 @@ def _check_ids(name: str, tasks: Sequence[Task]) -> None:
     seen: set[str] = set()
     for task in tasks:
         if task.id in seen:
-            raise UserError(f"The id {task.id!r} occurs twice in the {name} data: give every row its own id.")
+            raise UserError(
+                f"The id {task.id!r} occurs twice in the {name} data: give every row its own id."
+            )
         seen.add(task.id)
 
 
@@ -87,30 +89,38 @@ def read_parquet(path: str, prompt_key: str, system_key: str | None) -> list[Tas
         system_key: Column with the system message, or None.
 
     Raises:
-        UserError: No such file, not parquet, a missing column, or a row of the wrong shape (named by its number).
+        UserError: No such file, not parquet, a missing column, or a row of the wrong shape (named
+            by its number).
     """
     file = find_file(path)
     if not file.is_file():
         raise UserError(
-            f"The data file {path!r} does not exist: set data.train_files and data.val_files, or data.world."
+            f"The data file {path!r} does not exist: set data.train_files and data.val_files, or "
+            "data.world."
         )
     try:
         table = pq.read_table(file)
     except (pa.ArrowException, OSError) as error:
-        raise UserError(f"The data file {path!r} is not a readable parquet file: make or copy it again.") from error
-    needed = ["data_source", "id", "golden_answers", prompt_key, *([system_key] if system_key else [])]
+        raise UserError(
+            f"The data file {path!r} is not a readable parquet file: make or copy it again."
+        ) from error
+    needed = ["data_source", "id", "golden_answers", prompt_key]
+    needed += [system_key] if system_key else []
     missing = [name for name in needed if name not in table.column_names]
     if missing:
         raise UserError(
-            f"The data file {path!r} has no column {missing[0]!r} (it has {', '.join(table.column_names)}): "
-            "name the right one or make the file again."
+            f"The data file {path!r} has no column {missing[0]!r} (it has "
+            f"{', '.join(table.column_names)}): name the right one or make the file again."
         )
     return [
-        _task(path, number, row, prompt_key, system_key) for number, row in enumerate(table.to_pylist())
+        _task(path, number, row, prompt_key, system_key)
+        for number, row in enumerate(table.to_pylist())
     ]
 
 
-def _task(path: str, number: int, row: dict[str, Any], prompt_key: str, system_key: str | None) -> Task:
+def _task(
+    path: str, number: int, row: dict[str, Any], prompt_key: str, system_key: str | None
+) -> Task:
     def wrong(what: str) -> UserError:
         return UserError(f"Row {number} of {path!r} {what}: correct the row or leave it out.")
 
@@ -125,9 +135,10 @@ def _task(path: str, number: int, row: dict[str, Any], prompt_key: str, system_k
         raise wrong(f"has no messages in {prompt_key!r}")
     messages: list[Message] = []
     for item in [*raw, *prompt]:
-        if not isinstance(item, dict) or not all(isinstance(item.get(k), str) for k in ("role", "content")):
+        parts = (item.get("role"), item.get("content")) if isinstance(item, dict) else (None, None)
+        if not all(isinstance(part, str) for part in parts):
             raise wrong("has a message without role and content")
-        messages.append(Message(item["role"], item["content"]))
+        messages.append(Message(*parts))
     extra = row.get("extra_info")
     extra = extra if isinstance(extra, dict) else {}
     return Task(

@@ -1,7 +1,7 @@
 """Validation and the final test: the same driver, engines and judge as training (J9).
 
-Random numbers of an evaluation depend on the secret and the game only, not on the step, so that two evaluations
-differ by the policy and not by the draw.
+Random numbers of an evaluation depend on the secret and the game only, not on the step, so that two
+evaluations differ by the policy and not by the draw.
 """
 
 from __future__ import annotations
@@ -54,13 +54,16 @@ async def validate(run: Services, step: int) -> dict[str, float]:
         if cfg.trainer.validation.greedy:
             greedy = await evaluate(run, run.tasks.val, 1, "greedy", f"greedy-{step}")
             rates = summarise(greedy, cfg.multi_turn.win_rule, seed=cfg.seed)
-            metrics |= {f"{name}/greedy": value for name, value in rates.items() if "success_rate" in name}
+            metrics |= {
+                f"{name}/greedy": value for name, value in rates.items() if "success_rate" in name
+            }
     run.state.validated = step
     run.state.best = max(run.state.best, metrics["val-core/success_rate"])
+    rate, low, high = (
+        100 * metrics[f"val-core/strict_success_rate{name}"] for name in ("", "/ci_low", "/ci_high")
+    )
     run.progress.say(
-        f"validation after step {step}: strict win {100 * metrics['val-core/strict_success_rate']:.1f} % "
-        f"[{100 * metrics['val-core/strict_success_rate/ci_low']:.1f}, "
-        f"{100 * metrics['val-core/strict_success_rate/ci_high']:.1f}] "
+        f"validation after step {step}: strict win {rate:.1f} % [{low:.1f}, {high:.1f}] "
         f"on {int(metrics['val-core/secrets'])} secrets x {cfg.multi_turn.val.n} games"
     )
     return metrics

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+
 from delta_belief_rl.eval.recount import MethodResult, difference, percent, recount
 from delta_belief_rl.types import UserError
 
@@ -31,7 +32,8 @@ def test_V9_every_win_rate_of_the_results_page_is_recounted_from_stored_games(
     assert len(results) == 8
     for result in results:
         name = START.get(result.method, f"`{result.method}`")
-        rows = [line for line in section(HEADINGS[result.sampling]).splitlines() if f"| {name} |" in line]
+        lines = section(HEADINGS[result.sampling]).splitlines()
+        rows = [line for line in lines if f"| {name} |" in line]
         assert len(rows) == 1, name
         row = rows[0].replace("*", "")
         assert percent(result.rate) in row
@@ -41,7 +43,9 @@ def test_V9_every_win_rate_of_the_results_page_is_recounted_from_stored_games(
             assert percent(result.gain, sign=True) in row
 
 
-def test_V9_the_paired_differences_of_the_results_page_are_recounted(results: list[MethodResult]) -> None:
+def test_V9_the_paired_differences_of_the_results_page_are_recounted(
+    results: list[MethodResult],
+) -> None:
     by_name = {(result.method, result.sampling): result for result in results}
     rows = re.findall(r"\| `(\w+)` minus `(\w+)` \| (.+?) \| (.+?) \|", PAGE)
     assert len(rows) == 3

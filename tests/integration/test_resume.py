@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import pytest
-from conftest import START_SECONDS, Finished, start
+from conftest import START_SECONDS, Finished, start, to_end
 
 from delta_belief_rl.cluster import app, workers
 from delta_belief_rl.envs.worlds import table
@@ -178,8 +178,5 @@ def test_R2_R4_R15_H3_a_run_through_ray_survives_sigkill_of_its_whole_group(
                 time.sleep(0.05)
             time.sleep(rng.uniform(0.0, 2.0) * step_seconds)
         run.kill()
-    last = start(out, tiny_world)
-    status, output = last.wait()
-    shutil.rmtree(last.scratch, ignore_errors=True)
-    assert status == 0, output[-4000:]
+    shutil.rmtree(to_end(out, tiny_world).scratch, ignore_errors=True)
     assert_same_run(straight.out, out)

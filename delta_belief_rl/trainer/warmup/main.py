@@ -24,7 +24,7 @@ from transformers import (
 )
 
 from delta_belief_rl.envs.worlds.grammar import Grammar
-from delta_belief_rl.envs.worlds.table import World, WorldError, load_world
+from delta_belief_rl.envs.worlds.table import World, load_world
 from delta_belief_rl.envs.worlds.tasks import DEFAULT_PROMPT
 from delta_belief_rl.trainer.warmup.evaluate import WarmupReport, elicited_beliefs, play, report
 from delta_belief_rl.trainer.warmup.games import Language
@@ -152,6 +152,12 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
         description="Warm up an agent on games of a mediocre player.",
         epilog="example: python -m delta_belief_rl.trainer.warmup.main --out agent --minutes 5",
     )
+    add_arguments(parser)
+    return parser.parse_args(arguments)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options that ``settings_from`` and ``run`` read."""
     default = WarmupSettings()
     parser.add_argument("--out", required=True, type=Path, help="folder to write the model to")
     parser.add_argument("--world", default="everyday", help="name or path of the world")
@@ -176,7 +182,6 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     )
     parser.add_argument("--lora-rank", type=int, default=0)
     parser.add_argument("--eval-games", type=int, default=320)
-    return parser.parse_args(arguments)
 
 
 def settings_from(options: argparse.Namespace) -> WarmupSettings:
@@ -202,19 +207,28 @@ def settings_from(options: argparse.Namespace) -> WarmupSettings:
     )
 
 
+def run(options: argparse.Namespace) -> WarmupReport:
+    """Warm up as a command line says.
+
+    Raises:
+        UserError: Settings, world or model do not fit.
+    """
+    return warm_up(
+        settings_from(options),
+        load_world(options.world),
+        DEFAULT_PROMPT,
+        options.out,
+        options.model,
+        options.eval_games,
+    )
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
     options = parse_arguments(arguments)
     try:
-        measured = warm_up(
-            settings_from(options),
-            load_world(options.world),
-            DEFAULT_PROMPT,
-            options.out,
-            options.model,
-            options.eval_games,
-        )
-    except (UserError, WorldError) as error:
+        measured = run(options)
+    except UserError as error:
         print(error, file=sys.stderr)
         return 2
     print(json.dumps(measured.as_dict(), indent=1))
