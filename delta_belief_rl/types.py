@@ -238,7 +238,7 @@ class TurnTable:
     state_key: tuple[str, ...] = ()
     action_key: tuple[str, ...] = ()
     progress: FloatArray = field(default_factory=lambda: np.zeros(0))
-    rewards: Mapping[str, FloatArray] = field(default_factory=dict)
+    rewards: Mapping[str, FloatArray] = field(default_factory=lambda: dict[str, FloatArray]())
 
     @property
     def num_rows(self) -> int:
@@ -298,8 +298,8 @@ class TrainBatch:
     rollout_logp: FloatArray
     advantages: FloatArray
     weight: FloatArray
-    views: Mapping[str, FloatArray] = field(default_factory=dict)
-    denominators: Mapping[str, float] = field(default_factory=dict)
+    views: Mapping[str, FloatArray] = field(default_factory=lambda: dict[str, FloatArray]())
+    denominators: Mapping[str, float] = field(default_factory=lambda: dict[str, float]())
 
     @property
     def num_games(self) -> int:
@@ -321,14 +321,12 @@ class TrainBatch:
         Denominators stay those of the whole batch.
         """
         lengths = self.lengths()[games]
-        index = (
-            np.concatenate([np.arange(self.offsets[g], self.offsets[g + 1]) for g in games])
-            if len(games)
-            else np.zeros(0, dtype=np.int64)
-        )
+        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        shift = np.repeat(self.offsets[games] - offsets[:-1], lengths)
+        index = shift + np.arange(int(offsets[-1]), dtype=np.int64)
         return TrainBatch(
             token_ids=self.token_ids[index],
-            offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+            offsets=offsets,
             turn_ids=self.turn_ids[index],
             old_logp=self.old_logp[index],
             rollout_logp=self.rollout_logp[index],

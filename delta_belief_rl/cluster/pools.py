@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
+from ray.exceptions import ActorDiedError, GetTimeoutError, RayError, RayTaskError
 from ray.util.placement_group import placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -81,7 +82,7 @@ def start_pools(cfg: RunConfig, plan: Plan, probe_ids: Sequence[int]) -> Pools:
                 deadline=cfg.judge_rollout.timeout_s,
                 max_error_rate=cfg.judge_rollout.max_error_rate,
             ),
-            failures=(ray.exceptions.RayError,),
+            failures=(RayError,),
             cache_key=judge_cache_key(cfg),
         ),
     )
@@ -139,7 +140,7 @@ def _place(
     group = placement_group([bundle] * count, strategy="PACK", name=name)
     try:
         ray.get(group.ready(), timeout=deadline)
-    except ray.exceptions.GetTimeoutError as error:
+    except GetTimeoutError as error:
         have = ray.available_resources()
         raise UserError(
             f"The pool of {name} needs {count} x {bundle} but only CPU {have.get('CPU', 0):g} and "
@@ -164,12 +165,12 @@ def _wait(name: str, refs: Sequence[Any], deadline: float) -> list[Any]:
     """Results of start-up calls; a worker's own complaint is passed on as it is."""
     try:
         return ray.get(list(refs), timeout=deadline)
-    except ray.exceptions.GetTimeoutError as error:
+    except GetTimeoutError as error:
         raise UserError(
             f"The {name} did not start within {deadline:g} s: raise "
             "trainer.ray_wait_register_center_timeout or look into the logs of Ray."
         ) from error
-    except ray.exceptions.RayTaskError as error:
+    except RayTaskError as error:
         cause = error.cause
         if isinstance(cause, UserError):
             raise UserError(str(cause)) from error
@@ -190,7 +191,7 @@ def _judge_call(judge: Any) -> Any:
     async def answer(requests: list[JudgeRequest]) -> list[JudgeReply]:
         try:
             return await judge.answer.remote(requests)
-        except ray.exceptions.ActorDiedError as error:
+        except ActorDiedError as error:
             raise ReplicaGone(str(error)) from error
 
     return answer

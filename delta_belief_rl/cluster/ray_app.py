@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import tempfile
@@ -49,7 +50,7 @@ def ray_session(settings: RayInit, num_cpus: int, num_gpus: int) -> Iterator[Non
     # Ray lowers the priority of its workers by default; here they do all of the work.
     os.environ.setdefault("RAY_worker_niceness", "0")
     if settings.address != "local":
-        ray.init(address=settings.address, log_to_driver=True, logging_level="WARNING")
+        ray.init(address=settings.address, log_to_driver=True, logging_level=logging.WARNING)
         try:
             yield
         finally:
@@ -63,7 +64,7 @@ def ray_session(settings: RayInit, num_cpus: int, num_gpus: int) -> Iterator[Non
             num_gpus=num_gpus,
             include_dashboard=False,
             log_to_driver=True,
-            logging_level="ERROR",
+            logging_level=logging.ERROR,
             _temp_dir=str(folder),
         )
         yield

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 from delta_belief_rl.config.schema import RunConfig, lookup
 
@@ -144,6 +145,7 @@ def unavailable(config: RunConfig) -> list[str]:
 def _shown(config: RunConfig, setting: str) -> str:
     value = lookup(config, setting)
     if isinstance(value, tuple):
-        names = [getattr(item, "name", str(item)) for item in value]
+        items = cast("tuple[object, ...]", value)
+        names = [str(getattr(item, "name", item)) for item in items]
         return f"[{', '.join(names)}]"
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -92,7 +92,7 @@ def _write(source: Path, folder: Path) -> None:
     reader: Any = AutoModelForCausalLM
     loaded = reader.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
     entries = {k: v for k, v in loaded.config.to_dict().items() if k not in _OF_THE_FILE}
-    model = LlamaForCausalLM(LlamaConfig(**entries))
+    model: Any = LlamaForCausalLM(LlamaConfig(**entries))
     # Not strict: the output layer shares its weights with the embedding and may be absent.
     model.load_state_dict(loaded.state_dict(), strict=False)
     model.tie_weights()

@@ -17,7 +17,7 @@ from delta_belief_rl.trainer.actor import GameScore
 from delta_belief_rl.trainer.packing import flat_trajectories
 from delta_belief_rl.trainer.services import Services
 from delta_belief_rl.trainer.settings import BELIEF_MODELS, belief_models, shaping_options
-from delta_belief_rl.types import FloatArray, Group, Trajectory, TurnTable
+from delta_belief_rl.types import FloatArray, Group, IntArray, Trajectory, TurnTable
 
 
 def score_requests(run: Services, groups: Sequence[Group]) -> list[ScoreRequest]:
@@ -78,8 +78,8 @@ def scorer(groups: Sequence[Group], table: TurnTable) -> Callable[[Trajectory], 
     nothing = np.zeros(table.num_rows)
     total = np.sum([nothing, *table.rewards.values()], axis=0)
     belief = table.rewards.get("belief", nothing)
-    rows: Mapping[tuple[str, int], FloatArray] = {
-        (game.task.id, game.game): np.flatnonzero(table.traj == index)
+    rows: Mapping[tuple[str, int], IntArray] = {
+        (game.task.id, game.game): np.flatnonzero(table.traj == index).astype(np.int64)
         for index, game in enumerate(flat_trajectories(groups))
     }
 

@@ -135,10 +135,11 @@ def _task(
         raise wrong(f"has no messages in {prompt_key!r}")
     messages: list[Message] = []
     for item in [*raw, *prompt]:
-        parts = (item.get("role"), item.get("content")) if isinstance(item, dict) else (None, None)
-        if not all(isinstance(part, str) for part in parts):
+        entries: dict[str, Any] = item if isinstance(item, dict) else {}
+        role, content = entries.get("role"), entries.get("content")
+        if not isinstance(role, str) or not isinstance(content, str):
             raise wrong("has a message without role and content")
-        messages.append(Message(*parts))
+        messages.append(Message(role, content))
     extra = row.get("extra_info")
     extra = extra if isinstance(extra, dict) else {}
     return Task(

@@ -220,3 +220,9 @@ def test_plugins_may_bring_their_own_environment_and_estimator() -> None:
 
 def test_U6_one_gpu_holds_policy_and_quantised_judge() -> None:
     assert sentences(PAPER, "judge=qwen3_14b_awq", "hardware=one_gpu") == []
+
+
+def test_a_prompt_for_the_world_without_a_world_is_refused() -> None:
+    assert sentences(QUICK, "data.world_prompt=Find it.") == []
+    (sentence,) = sentences(PAPER, "data.world_prompt=Find it.")
+    assert sentence == "data.world_prompt opens the games of data.world, which is not set."

@@ -231,3 +231,15 @@ def test_the_fixed_shuffle_is_the_published_one() -> None:
     words = [f"data.val_files=[{path}]", "data.sample_count.val=3", "trainer.val_only=true"]
     tasks = load_tasks(config(*words, "data.train_files=[]"))
     assert [task.secret for task in tasks.val] == ["bender", "court", "transition"]
+
+
+def test_the_first_message_of_a_worlds_games_can_be_set(tmp_path: Path) -> None:
+    world = write_world(tmp_path / "tiny.yaml")
+    words = ["experiment=quickstart", f"data.world={world}"]
+    plain = load_tasks(load_config(words)[0])
+    told = load_tasks(load_config([*words, "data.world_prompt=Ask me."])[0])
+    for name in ("train", "val", "test"):
+        before, after = getattr(plain, name), getattr(told, name)
+        assert {task.messages for task in after} == {(Message("user", "Ask me."),)}
+        assert [task.secret for task in before] == [task.secret for task in after]
+    assert plain.train[0].messages != told.train[0].messages
