@@ -12,6 +12,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -98,8 +99,8 @@ class Trace:
             raise Killed(name)
 
     def order(self, *wanted: str) -> list[str]:
-        """The names among ``wanted``, in order."""
-        return [name for name in self.names if name in wanted]
+        """The names among ``wanted``, in order; a row of equal ones counts as one."""
+        return [name for name, _ in groupby(name for name in self.names if name in wanted)]
 
 
 class _Method:

@@ -35,11 +35,6 @@ def actor_pool(config: RunConfig) -> Iterator[str]:
             "or set "
             "actor_rollout_ref.rollout.name=hf."
         )
-    if actor.ngpus and actor.rollout.replicas != 1:
-        yield (
-            "actor_rollout_ref.rollout.replicas is for a policy on CPUs; on GPUs set "
-            "actor_rollout_ref.ngpus and rollout.tensor_model_parallel_size."
-        )
     yield from _divides("actor_rollout_ref", actor.ngpus, actor.rollout.tensor_model_parallel_size)
     if actor.role == "rollout" and not config.trainer.val_only:
         yield (

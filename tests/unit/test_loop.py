@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +103,7 @@ def test_R4_each_step_syncs_plays_scores_updates_and_records_before_it_saves(
         "MetricsLog.append done": "record",
         "checkpoint.save done": "save",
     }
-    order = [short[name] for name, _ in groupby(run[1].order(*short))]
+    order = [short[name] for name in run[1].order(*short)]
     learn = ["play", "score", "update", "games"]
     tested = ["play", "test", "play", "test"]
     validated = ["play", "validation", "record", "save"]
