@@ -46,17 +46,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     torch.set_num_threads(args.threads)
     facts = hardware()
+    if not args.json:
+        print(", ".join(f"{name} {value}" for name, value in facts.items()), flush=True)
     parts: list[Part] = []
     for name in args.parts:
         say(f"{name} ...")
-        parts += MAKERS[name](args)
+        made = MAKERS[name](args)
+        parts += made
+        if not args.json:
+            print("".join(f"\n{part.as_text()}\n" for part in made), end="", flush=True)
     if args.json:
         body = [part.as_dict() for part in parts]
         print(json.dumps({"hardware": facts, "settings": settings_of(args), "parts": body}))
-    else:
-        print(", ".join(f"{name} {value}" for name, value in facts.items()))
-        for part in parts:
-            print("\n" + part.as_text())
     return int(not all(check.ok for part in parts for check in part.checks))
 
 
@@ -72,8 +73,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=3, help="timed repeats of each way")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--belief-turns", type=int, default=20)
-    parser.add_argument("--belief-games", type=int, default=16)
-    parser.add_argument("--secrets", type=int, default=8, help="of rollout and update")
+    parser.add_argument("--belief-games", type=int, default=8)
+    parser.add_argument("--secrets", type=int, default=6, help="of rollout and update")
     parser.add_argument("--games", type=int, default=8, help="per secret")
     parser.add_argument("--turns", type=int, default=14)
     parser.add_argument(

@@ -36,9 +36,14 @@ class Refusal:
     sentence: str
 
 
+@pytest.fixture(scope="module")
+def good_world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_world(tmp_path_factory.mktemp("world") / "good.yaml")
+
+
 @pytest.fixture
-def world(tmp_path: Path) -> Path:
-    return write_world(tmp_path / "world.yaml")
+def world(tmp_path: Path, good_world: Path) -> Path:
+    return Path(shutil.copy(good_world, tmp_path / "world.yaml"))
 
 
 @pytest.fixture
