@@ -34,6 +34,7 @@ from delta_belief_rl.envs.worlds.grammar import Grammar
 from delta_belief_rl.envs.worlds.table import load_world
 from delta_belief_rl.eval.report import render
 from delta_belief_rl.models.loading import load_tokenizer
+from delta_belief_rl.models.packaged import materialise
 from delta_belief_rl.obs.events import EventLog, config_diff
 from delta_belief_rl.obs.exits import exit_on_sigterm
 from delta_belief_rl.obs.jsonl import MetricsLog
@@ -109,7 +110,7 @@ def _located(cfg: RunConfig) -> RunConfig:
     model, world = cfg.actor_rollout_ref.model, cfg.data.world
     model = replace(
         model,
-        path=whole(model.path),
+        path=whole(materialise(model.path)),
         tokenizer_path=model.tokenizer_path and whole(model.tokenizer_path),
     )
     # A bare name is a packaged world, even where a file of that name lies about.
