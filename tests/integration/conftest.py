@@ -36,10 +36,16 @@ class RealRun:
     process: subprocess.Popen[str]
     scratch: Path
 
-    def kill(self) -> None:
-        """SIGKILL to the whole group; returns when every descendant is gone, too."""
+    def kill(self) -> bool:
+        """SIGKILL to the whole group; returns when every descendant is gone, too.
+
+        Returns:
+            False where the run had come to its own end before.
+        """
         family = {pid: born(pid) for pid in [self.process.pid, *descendants(self.process.pid)]}
-        os.killpg(self.process.pid, signal.SIGKILL)
+        alive = self.process.poll() is None
+        if alive:
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.communicate(timeout=GONE_SECONDS)
         deadline = time.monotonic() + GONE_SECONDS
         while left := [pid for pid, birth in family.items() if birth and born(pid) == birth]:
@@ -47,6 +53,7 @@ class RealRun:
             time.sleep(0.2)
         assert mentioning(str(self.scratch)) == []
         shutil.rmtree(self.scratch, ignore_errors=True)
+        return alive and self.process.returncode == -signal.SIGKILL
 
 
 @dataclass
