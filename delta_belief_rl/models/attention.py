@@ -230,27 +230,29 @@ def _packed(
 ) -> torch.Tensor:
     """``[1, H, T, D] -> [1, T, H, D]``."""
     query, key, value = (_spread(x, packed) for x in (query, key, value))
-    if packed.mask is None:
-        out = F.scaled_dot_product_attention(
-            query,
-            key,
-            value,
-            dropout_p=dropout,
-            is_causal=True,
-            scale=scaling,
-            enable_gqa=key.shape[1] != query.shape[1],
-        )
-    else:
+    trunk = packed.trunk
+    # Padding lies behind a trunk's last token, so that no real token sees it.
+    out = F.scaled_dot_product_attention(
+        query[:, :, :trunk],
+        key[:, :, :trunk],
+        value[:, :, :trunk],
+        dropout_p=dropout,
+        is_causal=True,
+        scale=scaling,
+        enable_gqa=key.shape[1] != query.shape[1],
+    )
+    if packed.mask is not None:
         # No fused kernel takes a mask and grouped heads together, so the heads are repeated here.
         repeats = query.shape[1] // key.shape[1]
-        out = F.scaled_dot_product_attention(
-            query,
+        branches = F.scaled_dot_product_attention(
+            query[:, :, trunk:],
             key.repeat_interleave(repeats, dim=1),
             value.repeat_interleave(repeats, dim=1),
             attn_mask=packed.mask,
             dropout_p=dropout,
             scale=scaling,
         )
+        out = torch.cat((out, branches), dim=2)
     flat = out.transpose(1, 2).reshape(-1, *out.shape[1::2])
     return (flat if packed.full else flat.index_select(0, packed.scatter))[None]
 

@@ -1,14 +1,13 @@
 """Packing of token sequences, with branches, into one row without padding.
 
 A *segment* is a trunk (one game) and any number of *branches*. A branch hangs at a prefix length of
-its
-trunk: it sees the trunk's first ``point`` tokens and its own earlier tokens, and nothing else. All
-    linear
-and feed-forward layers work on the packed row ``[1, T]``, which has no padding; only attention
-spreads the row over ``[B, L]`` (one row per segment, trunk first, then its branches).
+its trunk: it sees the trunk's first ``point`` tokens and its own earlier tokens, and nothing else.
+All linear and feed-forward layers work on the packed row ``[1, T]``, which has no padding; only
+attention spreads the row over ``[S, L]``: one row per segment, its trunk in the first ``trunk``
+cells and the tokens of its branches in the others. Trunks are plainly causal, so a mask exists for
+the tokens of branches alone.
 
-Legend: ``S`` segments (``B`` in attention), ``L`` the longest segment, ``T`` tokens of all
-    segments.
+Legend: ``S`` segments, ``L`` cells of a row, ``T`` tokens of all segments.
 """
 
 from __future__ import annotations
@@ -60,9 +59,10 @@ class PackedInput:
         position_ids: ``[1, T]``; a branch's positions continue from its point.
         gather: ``[S, L]``, index into the packed row; padding repeats index 0.
         scatter: ``[T]``, index into the flattened ``[S * L]``.
-        mask: ``[S, 1, L, L]`` bool, true where a query (third axis) may see a key (last axis); None
-            when every segment is plainly causal, so that the causal kernel can be used.
-        full: The segments have equal lengths, so that ``gather`` is the identity.
+        trunk: Cells of a row that belong to the trunk, those of the longest one.
+        mask: ``[S, 1, L - trunk, L]`` bool, true where a branch's token (third axis) may see a
+            cell (last axis); None when no segment has branches.
+        full: The segments fill their rows, so that ``gather`` is the identity.
         segment_starts: ``[S + 1]``, where each segment begins in the packed row.
         trunk_lengths: ``[S]``.
         branch_starts: Per segment, where each branch begins in the packed row.
@@ -73,6 +73,7 @@ class PackedInput:
     position_ids: torch.Tensor
     gather: torch.Tensor
     scatter: torch.Tensor
+    trunk: int
     mask: torch.Tensor | None
     full: bool
     segment_starts: IntArray
@@ -87,7 +88,7 @@ class PackedInput:
 
     @property
     def longest(self) -> int:
-        """``L``."""
+        """Positions of the longest segment, at most: ``L``."""
         return int(self.gather.shape[1])
 
     def trunk_sources(self, segment: int, positions: IntArray) -> IntArray:
@@ -148,29 +149,35 @@ def pack(segments: Sequence[PackSegment], device: torch.device | str = "cpu") ->
     columns = [_segment_columns(segment) for segment in segments]
     lengths = np.array([len(ids) for ids, *_ in columns], dtype=np.int64)
     starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    longest = int(lengths.max())
     ids, positions, owner, limit = (
         np.concatenate([column[i] for column in columns]) for i in range(4)
     )
+    trunk_lengths = np.array([len(segment.token_ids) for segment in segments], dtype=np.int64)
+    trunk = int(trunk_lengths.max())
+    width = trunk + int((lengths - trunk_lengths).max())
     row = np.repeat(np.arange(len(segments)), lengths)
-    scatter = row * longest + np.arange(starts[-1]) - np.repeat(starts[:-1], lengths)
-    gather = np.zeros(len(segments) * longest, dtype=np.int64)
+    cell = np.arange(starts[-1]) - np.repeat(starts[:-1], lengths)
+    # A branch's tokens begin behind the cells of the longest trunk, not behind those of their own.
+    cell += np.where(owner > 0, np.repeat(trunk - trunk_lengths, lengths), 0)
+    scatter = row * width + cell
+    gather = np.zeros(len(segments) * width, dtype=np.int64)
     gather[scatter] = np.arange(starts[-1])
     mask = None
-    if any(segment.branches for segment in segments):
-        shape = (len(segments), longest)
+    if width > trunk:
+        shape = (len(segments), width)
         mask = visibility(
             torch.from_numpy(_spread(owner, scatter, shape, -1)).to(device),
             torch.from_numpy(_spread(limit, scatter, shape, 0)).to(device),
+            trunk,
         )
-    trunk_lengths = np.array([len(segment.token_ids) for segment in segments], dtype=np.int64)
     return PackedInput(
         input_ids=torch.from_numpy(ids)[None].to(device),
         position_ids=torch.from_numpy(positions)[None].to(device),
-        gather=torch.from_numpy(gather.reshape(len(segments), longest)).to(device),
+        gather=torch.from_numpy(gather.reshape(len(segments), width)).to(device),
         scatter=torch.from_numpy(scatter).to(device),
+        trunk=trunk,
         mask=mask,
-        full=bool((lengths == longest).all()),
+        full=bool((lengths == width).all()),
         segment_starts=starts,
         trunk_lengths=trunk_lengths,
         branch_starts=tuple(
@@ -216,22 +223,24 @@ def _spread(column: IntArray, scatter: IntArray, shape: tuple[int, int], fill: i
     return out.reshape(shape)
 
 
-def visibility(owner: torch.Tensor, limit: torch.Tensor) -> torch.Tensor:
-    """Which key each query may see.
+def visibility(owner: torch.Tensor, limit: torch.Tensor, trunk: int) -> torch.Tensor:
+    """Which cell each token of a branch may see.
 
-    A query sees the first ``limit`` cells of its row (the trunk comes first in a row) and the
-    earlier cells of its own owner. Padding has an owner of its own, so no query sees nothing at
-    all, which would make the softmax undefined.
+    It sees the first ``limit`` cells of its row and the earlier cells of its own branch. Padding
+    behind the trunk has an owner of its own and sees itself, because a query that sees nothing at
+    all would make the softmax undefined.
 
     Args:
         owner: ``[S, L]``, 0 for the trunk, ``b + 1`` for branch ``b``, -1 for padding.
         limit: ``[S, L]``, number of visible trunk tokens.
+        trunk: Cells of a row that belong to the trunk.
 
     Returns:
-        ``[S, 1, L, L]`` bool.
+        ``[S, 1, L - trunk, L]`` bool.
     """
     index = torch.arange(owner.shape[1], device=owner.device)
-    mask = owner[:, :, None] == owner[:, None, :]
-    mask &= index[None, :, None] >= index
-    mask |= index < limit[:, :, None]
+    query = index[None, trunk:, None]
+    mask = owner[:, trunk:, None] == owner[:, None, :]
+    mask &= (query >= index) & (index >= trunk)
+    mask |= index < limit[:, trunk:, None]
     return mask[:, None]

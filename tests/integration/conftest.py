@@ -31,10 +31,12 @@ class RealRun:
 
     Attributes:
         scratch: Folder of everything temporary, Ray's included.
+        output: What it printed, once it is over.
     """
 
     process: subprocess.Popen[str]
     scratch: Path
+    output: str = ""
 
     def kill(self) -> bool:
         """SIGKILL to the whole group; returns when every descendant is gone, too.
@@ -46,7 +48,7 @@ class RealRun:
         alive = self.process.poll() is None
         if alive:
             os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.communicate(timeout=GONE_SECONDS)
+        self.output, _ = self.process.communicate(timeout=GONE_SECONDS)
         deadline = time.monotonic() + GONE_SECONDS
         while left := [pid for pid, birth in family.items() if birth and born(pid) == birth]:
             assert time.monotonic() < deadline, f"still alive: {left}"

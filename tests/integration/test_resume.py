@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import pytest
-from conftest import START_SECONDS, Finished, start, to_end
+from conftest import RAY_IS_LATE, START_SECONDS, Finished, start, to_end
 
 from delta_belief_rl.cluster import app, workers
 from delta_belief_rl.envs.worlds import table
@@ -181,9 +181,11 @@ def test_R2_R4_R15_H3_a_run_through_ray_survives_sigkill_of_its_whole_group(
         if run.kill():
             landed += 1
         else:
-            # It came to its end before the kill: the kills that are left go to another run.
-            assert run.process.returncode == 0
-            runs.append(tmp_path / f"run{len(runs)}")
+            # It came to its end before the kill: the kills that are left go to another run, unless
+            # Ray never came up.
+            late = RAY_IS_LATE in run.output
+            assert run.process.returncode == 0 or late, run.output[-4000:]
+            runs += [] if late else [tmp_path / f"run{len(runs)}"]
     shutil.rmtree(to_end(runs[-1], tiny_world).scratch, ignore_errors=True)
     for out in runs:
         assert_same_run(straight.out, out)

@@ -38,10 +38,16 @@ def segments(draw: st.DrawFn) -> list[PackSegment]:
     return out
 
 
-def row_mask(packed: PackedInput, row: int, length: int) -> np.ndarray:
-    if packed.mask is None:
-        return np.tril(np.ones((length, length), dtype=bool))
-    return packed.mask[row, 0, :length, :length].numpy()
+def visible(packed: PackedInput, row: int, segment: PackSegment) -> np.ndarray:
+    """What attention lets the tokens of a segment see, in the order of the segment's tokens."""
+    first = len(segment.token_ids)
+    behind = segment.num_tokens - first
+    cells = np.r_[0:first, packed.trunk : packed.trunk + behind]
+    out = np.tril(np.ones((packed.longest, packed.longest), dtype=bool))
+    out[: packed.trunk, packed.trunk :] = False
+    if packed.mask is not None:
+        out[packed.trunk :] = packed.mask[row, 0].numpy()
+    return out[np.ix_(cells, cells)]
 
 
 @settings(max_examples=60, deadline=None)
@@ -49,9 +55,20 @@ def row_mask(packed: PackedInput, row: int, length: int) -> np.ndarray:
 def test_visibility_equals_the_rule_written_token_by_token(batch: list[PackSegment]) -> None:
     packed = pack(batch)
     for row, segment in enumerate(batch):
-        np.testing.assert_array_equal(
-            row_mask(packed, row, segment.num_tokens), visible_by_definition(segment)
-        )
+        np.testing.assert_array_equal(visible(packed, row, segment), visible_by_definition(segment))
+
+
+@settings(max_examples=60, deadline=None)
+@given(segments())
+def test_no_token_sees_padding(batch: list[PackSegment]) -> None:
+    packed = pack(batch)
+    if packed.mask is None:
+        return
+    real = np.zeros(packed.gather.shape, dtype=bool)
+    real.flat[packed.scatter.numpy()] = True
+    for row in range(len(batch)):
+        seen = packed.mask[row, 0].numpy()[real[row, packed.trunk :]]
+        assert not seen[:, ~real[row]].any()
 
 
 @settings(max_examples=60, deadline=None)
