@@ -141,9 +141,7 @@ def tiny_world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def straight(
-    tmp_path_factory: pytest.TempPathFactory, tiny_world: Path
-) -> Iterator[Finished]:
+def straight(tmp_path_factory: pytest.TempPathFactory, tiny_world: Path) -> Iterator[Finished]:
     """A run through Ray that nothing disturbs."""
     done = to_end(tmp_path_factory.mktemp("straight") / "run", tiny_world)
     yield done
