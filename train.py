@@ -22,7 +22,11 @@ docs/config.md explains every setting."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status: 0 done, 1 a check failed, 2 bad input."""
+    """Run the command line; returns its exit status.
+
+    Returns:
+        0 done, 1 a check failed, 2 bad input, 3 the run stopped itself (``trainer.abort``).
+    """
     parser = OneLineParser(
         prog="train.py",
         description=__doc__,

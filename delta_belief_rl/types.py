@@ -92,6 +92,32 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
+class Candidate:
+    """One of several actions that were tried out before a turn was taken.
+
+    Losing candidates leave no token in the trajectory; this is all that is kept of them.
+
+    Attributes:
+        action: The sampled text.
+        reply: What the environment would have replied; empty where it was not asked.
+        verdict: What it would have said; ``ERROR`` where the engine or the judge failed.
+        belief: Log-probability of the secret after the reply, in nats; None where it could not be
+            measured.
+        delta: ``belief`` minus the belief before the turn, in nats; None like ``belief``.
+        chosen: The turn is this candidate.
+        error: Why the candidate could not be compared; empty where it was.
+    """
+
+    action: str
+    reply: str
+    verdict: Verdict
+    belief: float | None
+    delta: float | None
+    chosen: bool = False
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Turn:
     """One action of the agent and the environment's reply.
 
@@ -133,11 +159,22 @@ class Turn:
     engine_seconds: float = 0.0
     raw_verdict: str = ""
     """The judge's own word before any rule changed it."""
+    diagnostics: tuple[str, ...] = ()
+    """What the environment noticed about the action, e.g. ``no_question``."""
+    question: str = ""
+    """What the environment read out of an action with reasoning; empty where it read all of it."""
+    candidates: tuple[Candidate, ...] = ()
+    """What the action was chosen from, in the order of sampling; empty without such a choice."""
 
     @property
     def n_tokens(self) -> int:
         """Sampled tokens, the end-of-turn token included where it was sampled."""
         return self.end - self.start
+
+    @property
+    def asked(self) -> str:
+        """The question as the environment read it."""
+        return self.question or self.action
 
 
 @dataclass(frozen=True, slots=True)

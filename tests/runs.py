@@ -207,7 +207,7 @@ def play(
 
 def metrics_of(out: Path) -> list[dict[str, Any]]:
     """Records of a run without what depends on the clock or the run's name."""
-    apart = ("timing_s/", "perf/", "run_id")
+    apart = ("timing_s/", "timing_per_token_ms/", "perf/", "run_id")
     return [
         {name: value for name, value in record.items() if not name.startswith(apart)}
         for record in read_records(out / "metrics.jsonl")

@@ -16,7 +16,19 @@ from delta_belief_rl.algo.base import Credit
 from delta_belief_rl.algo.credit.grpo import Grpo, GrpoSettings
 from delta_belief_rl.algo.credit.grpo_turn import GrpoTurn, GrpoTurnSettings
 from delta_belief_rl.algo.credit.grpo_turn_rtg import GrpoTurnRtg, GrpoTurnRtgSettings
+from delta_belief_rl.algo.credit.multi_turn_reinforce import (
+    MultiTurnReinforce,
+    MultiTurnReinforceSettings,
+)
 from delta_belief_rl.algo.credit.reinforce import Reinforce, ReinforceSettings, Rloo, RlooSettings
+from delta_belief_rl.algo.credit.reinforce_plus_plus import (
+    ReinforcePlusPlus,
+    ReinforcePlusPlusSettings,
+)
+from delta_belief_rl.algo.credit.reinforce_plus_plus_baseline import (
+    ReinforcePlusPlusBaseline,
+    ReinforcePlusPlusBaselineSettings,
+)
 from delta_belief_rl.types import UserError
 
 if TYPE_CHECKING:
@@ -43,6 +55,9 @@ CREDITS: dict[str, tuple[Callable[..., Credit], type[Any]]] = {
     "grpo_turn_rtg": (GrpoTurnRtg, GrpoTurnRtgSettings),
     "rloo": (Rloo, RlooSettings),
     "reinforce": (Reinforce, ReinforceSettings),
+    "reinforce_plus_plus": (ReinforcePlusPlus, ReinforcePlusPlusSettings),
+    "reinforce_plus_plus_baseline": (ReinforcePlusPlusBaseline, ReinforcePlusPlusBaselineSettings),
+    "multi_turn_reinforce": (MultiTurnReinforce, MultiTurnReinforceSettings),
 }
 """Name of a method to its class and the class of its settings."""
 

@@ -30,7 +30,7 @@ class Grain(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Advantage:
-    """What credit assignment hands to the loss; every array has shape ``[R]``.
+    """What credit assignment hands to the loss; every array but ``tokens`` has shape ``[R]``.
 
     Attributes:
         turns: Advantage of each turn, given to each of its sampled tokens.
@@ -38,12 +38,15 @@ class Advantage:
         stats: Scalars for the log, e.g. ``frac_dead_groups``.
         rewards: The reward of each row as the estimator used it, so that the logged sum is the used
             sum.
+        tokens: Where the tokens of a turn differ: the advantage of every sampled token, all rows
+            end to end, ``[n_tokens.sum()]``; ``turns`` then holds their means.
     """
 
     turns: FloatArray
     weight: FloatArray
     stats: Mapping[str, float] = field(default_factory=dict[str, float])
     rewards: FloatArray = field(default_factory=lambda: np.zeros(0))
+    tokens: FloatArray | None = None
 
 
 class Stateless:

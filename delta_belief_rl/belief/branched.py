@@ -2,7 +2,8 @@
 
 The ``k + 1`` guesses of a game hang on it as branches (``models.packed``) that see only their
 prefix, so the game is read once instead of ``k + 1`` times. Logits exist at the scored positions
-only.
+only. What an elicitation puts in front of the first guess is part of that guess's branch, so the
+game's own tokens never see it.
 
 Scoring has no access to sampling settings: a belief is always at temperature 1. The log-probs of
 the game's own tokens are taken at the temperature they were sampled with, because the update
@@ -178,8 +179,10 @@ def _check(game: ScoreRequest) -> None:
 def _segment(game: ScoreRequest, with_belief: bool) -> PackSegment:
     if not with_belief or game.elicitation is None:
         return PackSegment(game.token_ids)
-    ids = game.elicitation.branch_ids
-    return PackSegment(game.token_ids, tuple(Branch(point, ids) for point in game.belief_points))
+    ids, lead = game.elicitation.branch_ids, game.elicitation.lead_ids
+    first, *later = game.belief_points
+    branches = (Branch(first, (*lead, *ids)), *(Branch(point, ids) for point in later))
+    return PackSegment(game.token_ids, branches)
 
 
 @torch.no_grad()
@@ -223,8 +226,11 @@ def _action_rows(packed: PackedInput, segment: int, game: ScoreRequest) -> _Rows
 def _belief_rows(packed: PackedInput, segment: int, game: ScoreRequest) -> _Rows:
     if game.elicitation is None:
         return _NONE, _NONE
-    sources = packed.branch_sources(segment, game.elicitation.offsets)
-    return sources.ravel(), np.tile(game.elicitation.targets, len(game.belief_points))
+    asked = game.elicitation
+    sources = packed.branch_sources(segment, asked.offsets)
+    if asked.lead_ids:
+        sources[0] = packed.branch_sources(segment, asked.offsets + len(asked.lead_ids))[0]
+    return sources.ravel(), np.tile(asked.targets, len(game.belief_points))
 
 
 def _score(

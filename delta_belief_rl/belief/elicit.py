@@ -4,6 +4,11 @@ The guess is an assistant message, ``Is it 'SECRET'?``, that is *scored* and nev
 on a game right after a turn's header, where the model would speak. Which of its tokens spell the
 secret is decided by character ranges when the guess is built; nothing is searched for among token
 ids.
+
+The first guess of a game follows the long prompt, all later ones a short reply, so a part of the
+first change of belief is the change of form. With an exchange of a question and a reply that say
+nothing about the secret in front of it, the first guess has the form of the others. Only that guess
+sees the exchange.
 """
 
 from __future__ import annotations
@@ -21,6 +26,8 @@ from delta_belief_rl.types import FloatArray, IntArray, UserError
 Aggregate = Literal["sum", "mean"]
 
 DEFAULT_TEMPLATE = "Is it '{secret}'?"
+NEUTRAL_QUESTION = "Is it something?"
+"""With yes for a reply it says nothing about any secret."""
 _PLACE = "{secret}"
 
 
@@ -32,9 +39,12 @@ class Elicitation:
 
     Attributes:
         secret: The hidden answer.
-        token_ids: From the first token after the header to the secret's last token.
+        token_ids: From the first token after the header to the secret's last token; for a model
+            that thinks, the empty thought of its template comes first.
         scored: Offsets in ``token_ids`` of the tokens that overlap the secret's characters.
         agg: A belief is the sum or the mean of the scored log-probs.
+        lead_ids: What stands between a game's prompt and its first guess, seen by that guess alone:
+            an exchange and the header of the turn behind it. May be empty.
 
     Example:
         ``Is it 'oak'?`` with the tokens ``Is``, `` it``, `` '``, ``o``, ``ak`` gives ``scored ==
@@ -45,6 +55,7 @@ class Elicitation:
     token_ids: tuple[int, ...]
     scored: tuple[int, ...]
     agg: Aggregate = "sum"
+    lead_ids: tuple[int, ...] = ()
 
     @property
     def offsets(self) -> IntArray:
@@ -72,6 +83,7 @@ class Elicitation:
         secret: str,
         template: str = DEFAULT_TEMPLATE,
         agg: Aggregate = "sum",
+        exchange: tuple[str, str] | None = None,
     ) -> Elicitation:
         """Turn a secret into a guess.
 
@@ -80,6 +92,7 @@ class Elicitation:
             secret: The hidden answer, exactly as it is stored.
             template: Text of the guess with ``{secret}`` in it once.
             agg: ``sum`` or ``mean`` over the secret's tokens.
+            exchange: Question and reply in front of a game's first guess.
 
         Raises:
             UserError: The template or ``agg`` is unusable, or the tokenizer cannot express the
@@ -98,17 +111,24 @@ class Elicitation:
         ids, ranges = chat.encode_with_offsets(before + secret + after)
         scored = tuple(i for i, (left, right) in enumerate(ranges) if left < end and right > start)
         _check(chat, secret, ids, scored)
-        return cls(secret=secret, token_ids=ids[: scored[-1] + 1], scored=scored, agg=agg)
+        silent, lead = chat.no_thought_ids, ()
+        if exchange is not None:
+            lead = (*silent, *chat.assistant_ids(exchange[0]), *chat.reply_ids(exchange[1]))
+        guess = (*silent, *ids[: scored[-1] + 1])
+        return cls(secret, guess, tuple(len(silent) + i for i in scored), agg, lead)
 
 
 def elicitor(
-    chat: ChatFormat, template: str = DEFAULT_TEMPLATE, agg: Aggregate = "sum"
+    chat: ChatFormat,
+    template: str = DEFAULT_TEMPLATE,
+    agg: Aggregate = "sum",
+    exchange: tuple[str, str] | None = None,
 ) -> Callable[[str], Elicitation]:
     """``secret -> Elicitation``, each secret built once."""
 
     @cache
     def build(secret: str) -> Elicitation:
-        return Elicitation.build(chat, secret, template, agg)
+        return Elicitation.build(chat, secret, template, agg, exchange)
 
     return build
 

@@ -40,14 +40,21 @@ def naive_scores(
         for i in active:
             elicitation = games[i].elicitation
             assert elicitation is not None
-            prefix = list(games[i].token_ids[: games[i].belief_points[turn]])
-            rows.append([*prefix, *elicitation.token_ids])
+            rows.append([*_prefix(games[i], turn), *elicitation.token_ids])
         for i, row in zip(active, _token_logps(model, rows, 1.0, batch_size), strict=True):
             elicitation = games[i].elicitation
             assert elicitation is not None
-            at = games[i].belief_points[turn] + elicitation.offsets
+            at = len(_prefix(games[i], turn)) + elicitation.offsets
             beliefs[i][turn] = elicitation.aggregate(row[at])
     return [ScoreResult(logp, belief) for logp, belief in zip(logps, beliefs, strict=True)]
+
+
+def _prefix(game: ScoreRequest, turn: int) -> list[int]:
+    """What stands in front of the guess after so many turns."""
+    ids = list(game.token_ids[: game.belief_points[turn]])
+    if turn == 0 and game.elicitation is not None:
+        ids += game.elicitation.lead_ids
+    return ids
 
 
 @torch.no_grad()

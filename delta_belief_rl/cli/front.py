@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 
 from delta_belief_rl.config.compose import load_config
-from delta_belief_rl.config.facts import gather_facts
+from delta_belief_rl.config.facts import Overlap, gather_facts
+from delta_belief_rl.config.paths import find_file
 from delta_belief_rl.config.plan import Plan, make_plan
 from delta_belief_rl.config.rules import check
 from delta_belief_rl.config.schema import RunConfig
@@ -23,7 +25,8 @@ def prepare(
     """
     config, warnings = load_config(overrides, config_name)
     check(config)
-    return config, make_plan(config, gather_facts(config, count_world)), warnings
+    facts = gather_facts(config, count_world, find_overlaps)
+    return config, make_plan(config, facts), warnings
 
 
 def count_world(name: str) -> Mapping[str, int]:
@@ -37,3 +40,30 @@ def count_world(name: str) -> Mapping[str, int]:
     except WorldError as error:
         raise UserError(str(error)) from error
     return {split: len(names) for split, names in world.splits.items()}
+
+
+def find_overlaps(config: RunConfig) -> tuple[Overlap, ...]:
+    """Secrets that two sets of the run's task files share; pairs that share none are left out.
+
+    A file that is missing is passed over. The final test's secrets count where it is played.
+    """
+    # Here, so that a plan of an embedded world does not load pyarrow.
+    from delta_belief_rl.envs.parquet import read_secrets, sample
+    from delta_belief_rl.envs.secrets import overlap
+
+    data, trainer = config.data, config.trainer
+    sets = (
+        ("training", data.train_files, data.sample_count.train),
+        ("validation", data.val_files, data.sample_count.val),
+        ("test", data.test_files if trainer.final_test else (), -1),
+    )
+    secrets: list[tuple[str, tuple[str, ...]]] = []
+    for name, paths, count in sets:
+        there = [path for path in paths if find_file(path).is_file()]
+        every = [secret for path in there for secret in read_secrets(path)]
+        secrets.append((name, sample(every, count)))
+    found = [
+        Overlap(first, second, overlap(known, given), len(set(given)))
+        for (first, known), (second, given) in combinations(secrets, 2)
+    ]
+    return tuple(pair for pair in found if pair.shared)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -21,6 +22,10 @@ from delta_belief_rl.types import UserError
 PROG = "delta-belief"
 
 VERBS: dict[str, tuple[str, str]] = {
+    "data": ("delta_belief_rl.cli.data", "make, fetch, check and compare task files"),
+    "analyze": ("delta_belief_rl.cli.analyze", "count, check and compare files of stored games"),
+    "audit": ("delta_belief_rl.cli.audit", "measure a judge, from stored games or by asking it"),
+    "belief": ("delta_belief_rl.cli.belief", "what a model believes in stored conversations"),
     "plan": ("delta_belief_rl.cli.plan", "show what a configuration would run"),
     "play": ("delta_belief_rl.cli.play", "play a game, or watch one"),
     "recount": ("delta_belief_rl.cli.recount", "count win rates anew from stored games"),
@@ -50,10 +55,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"{PROG} {verb.name}: {error}", file=sys.stderr)
         return 2
-    if args.json:
-        print(json.dumps(result.value, indent=2, ensure_ascii=False))
-    elif result.text:
-        print(result.text)
+    text = json.dumps(result.value, indent=2, ensure_ascii=False) if args.json else result.text
+    try:
+        if text:
+            print(text, flush=True)
+    except BrokenPipeError:
+        # Who reads has seen enough (``| head``); nothing may be written to the closed pipe at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return result.status
 
 

@@ -29,31 +29,39 @@ from delta_belief_rl.config.paths import find_file
 from delta_belief_rl.config.plan import Plan
 from delta_belief_rl.config.schema import RunConfig
 from delta_belief_rl.envs.base import Env
+from delta_belief_rl.envs.twenty_questions import PUBLISHED_NOTICES
 from delta_belief_rl.envs.worlds.game import WORLD_NOTICES, WorldTwentyQuestions
 from delta_belief_rl.envs.worlds.grammar import Grammar
 from delta_belief_rl.envs.worlds.table import load_world
 from delta_belief_rl.eval.report import render
+from delta_belief_rl.judge.build import judge_chat
 from delta_belief_rl.models.loading import load_tokenizer
 from delta_belief_rl.models.packaged import materialise
 from delta_belief_rl.obs.events import EventLog, config_diff
-from delta_belief_rl.obs.exits import exit_on_sigterm
+from delta_belief_rl.obs.exits import COLLAPSED, exit_on_sigterm
 from delta_belief_rl.obs.jsonl import MetricsLog
 from delta_belief_rl.obs.progress import ProgressView
 from delta_belief_rl.obs.wandb_mirror import WandbMirror
+from delta_belief_rl.rollout.candidates import check_rewindable, chooser_factory
 from delta_belief_rl.rollout.driver import RolloutDriver
 from delta_belief_rl.rollout.game import GameSettings
 from delta_belief_rl.text.chat import ChatFormat
 from delta_belief_rl.trainer import persist
 from delta_belief_rl.trainer.checkpoint import Checkpoint
 from delta_belief_rl.trainer.final import final_test, is_tested, starting_games, starting_test
+from delta_belief_rl.trainer.health import RunCollapsed
+from delta_belief_rl.trainer.judge_settings import judge_mode
 from delta_belief_rl.trainer.loop import train
 from delta_belief_rl.trainer.preflight import check_owner, check_tokenizer, check_weights
 from delta_belief_rl.trainer.resume import RunStart, open_run
 from delta_belief_rl.trainer.services import Services, TaskSets
 from delta_belief_rl.trainer.settings import (
     belief_models,
+    candidate_settings,
     credit_method,
     env_settings,
+    kl_reward,
+    prior_exchange,
     reward_settings,
     template_options,
 )
@@ -65,7 +73,7 @@ def run(cfg: RunConfig, plan: Plan) -> int:
     """Run a configuration to its end.
 
     Returns:
-        0 when the run finished, or had finished before.
+        0 when the run finished, or had finished before; ``COLLAPSED`` when it stopped itself.
 
     Raises:
         UserError: Anything that the user can mend.
@@ -75,8 +83,11 @@ def run(cfg: RunConfig, plan: Plan) -> int:
     cfg = _located(cfg)
     tasks = load_tasks(cfg)
     chat = _check_model(cfg, tasks)
+    _check_judge(cfg)
     credit_method(cfg)
-    env_factory(cfg, cfg.multi_turn.max_turns.train)
+    make_env = env_factory(cfg, cfg.multi_turn.max_turns.train)
+    if cfg.multi_turn.logprob_sampling.enabled:
+        check_rewindable(make_env((tasks.train or tasks.val)[0]))
     root, run_dir = Path(cfg.trainer.default_local_dir), Path(cfg.trainer.output_dir)
     check_owner(run_dir, root)
     resume_from = cfg.trainer.resume_from_path
@@ -113,11 +124,16 @@ def _located(cfg: RunConfig) -> RunConfig:
         path=whole(materialise(model.path)),
         tokenizer_path=model.tokenizer_path and whole(model.tokenizer_path),
     )
+    judge = cfg.judge_rollout
+    if judge.name == "hf":
+        path = whole(materialise(judge.model.path))
+        judge = replace(judge, model=replace(judge.model, path=path))
     # A bare name is a packaged world, even where a file of that name lies about.
     world = whole(world) if world and {"/", "."} & {*world} else world
     return replace(
         cfg,
         actor_rollout_ref=replace(cfg.actor_rollout_ref, model=model),
+        judge_rollout=judge,
         data=replace(cfg.data, world=world),
     )
 
@@ -128,13 +144,25 @@ def _check_model(cfg: RunConfig, tasks: TaskSets) -> ChatFormat:
     source = model.tokenizer_path or model.path
     check_tokenizer(source)
     check_weights(model.path)
-    chat = ChatFormat.from_tokenizer(load_tokenizer(source), template_options(cfg))
+    chat = ChatFormat.from_tokenizer(
+        load_tokenizer(source), template_options(cfg), cfg.actor_rollout_ref.actor.thinking_history
+    )
     elicit = elicitor(chat, agg=cfg.multi_turn.logprob_reward.agg)
-    if belief_models(cfg) or cfg.multi_turn.env == "twenty_questions":
+    believes = belief_models(cfg) or cfg.multi_turn.logprob_sampling.enabled
+    if believes or cfg.multi_turn.env == "twenty_questions":
         # A secret that cannot be said can be neither believed nor guessed.
         for task in (*tasks.train, *tasks.val, *tasks.test):
             elicit(task.secret)
     return chat
+
+
+def _check_judge(cfg: RunConfig) -> None:
+    """A look at the files of a judge that is a model of this machine."""
+    if cfg.judge_rollout.name == "hf":
+        path = cfg.judge_rollout.model.path
+        check_tokenizer(path, "judge_rollout.model.path")
+        check_weights(path)
+        judge_chat(path, judge_mode(cfg))
 
 
 def _tests(cfg: RunConfig) -> bool:
@@ -178,17 +206,22 @@ async def _play(
         if saved is not None:
             await persist.restore(services, saved)
             progress.say(f"resumed run {start.run_id} after step {step}")
+        status = 0
         try:
             before = await starting_test(services) if _tests(cfg) else {}
             await train(services)
             if _tests(cfg):
                 await final_test(services, before)
+        except RunCollapsed as error:
+            status = COLLAPSED
+            events.write("collapsed", services.state.step, reason=str(error))
+            print(error, file=sys.stderr)
         finally:
             services.wandb.finish()
     report = render(run_dir)
     events.write("end", services.state.step)
     print(f"report: {report}", file=sys.stderr)
-    return 0
+    return status
 
 
 def _services(
@@ -202,7 +235,10 @@ def _services(
     pools: Pools,
     progress: ProgressView,
 ) -> Services:
-    def driver(max_turns: int) -> RolloutDriver:
+    exchange = prior_exchange(cfg, _yes(cfg))
+    elicit = elicitor(chat, agg=cfg.multi_turn.logprob_reward.agg, exchange=exchange)
+
+    def driver(max_turns: int, *, evaluation: bool) -> RolloutDriver:
         return RolloutDriver(
             pools.router,
             pools.judge,
@@ -216,6 +252,7 @@ def _services(
             max_games=max_games(cfg, plan),
             run_seed=cfg.seed,
             run_id=start.run_id,
+            make_chooser=chooser_factory(candidate_settings(cfg, evaluation=evaluation), elicit),
             on_heartbeat=lambda beat: progress.say(beat.line()),
         )
 
@@ -227,18 +264,19 @@ def _services(
         total_steps=plan.total_steps or 0,
         tasks=tasks,
         sampler=_sampler(cfg, tasks),
-        rollouts=driver(cfg.multi_turn.max_turns.train),
-        val_rollouts=driver(cfg.multi_turn.max_turns.val),
+        rollouts=driver(cfg.multi_turn.max_turns.train, evaluation=False),
+        val_rollouts=driver(cfg.multi_turn.max_turns.val, evaluation=True),
         policy=pools.policy,
         engines=pools.engines,
         judge=pools.judge,
         shaper=ChannelShaper(reward_settings(cfg)),
         credit=credit_method(cfg),
-        elicit=elicitor(chat, agg=cfg.multi_turn.logprob_reward.agg),
+        elicit=elicit,
         log=MetricsLog(run_dir / "metrics.jsonl", start.run_id, saved_step),
         wandb=wandb_mirror(cfg, run_dir, start.run_id, resolved),
         progress=progress,
         resolved=resolved,
+        kl_reward=kl_reward(cfg),
     )
 
 
@@ -283,6 +321,12 @@ def env_factory(cfg: RunConfig, max_turns: int) -> Callable[[Task], Env]:
     grammar = Grammar(load_world(cfg.data.world))
     settings = env_settings(cfg, max_turns, notices=WORLD_NOTICES)
     return lambda task: WorldTwentyQuestions(task, settings, grammar)
+
+
+def _yes(cfg: RunConfig) -> str:
+    """How the environment says yes to the policy."""
+    notices = PUBLISHED_NOTICES if cfg.data.world is None else WORLD_NOTICES
+    return notices["yes"]
 
 
 def probe_tokens(chat: ChatFormat, tasks: TaskSets) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ from delta_belief_rl.models.adapters import state_checksum
 from delta_belief_rl.trainer.actor import AdapterSnapshot, GameScore
 from delta_belief_rl.trainer.packing import UpdatePlan, deal
 from delta_belief_rl.trainer.services import PolicyGroup
+from delta_belief_rl.trainer.usage import usage_metrics
 from delta_belief_rl.types import FloatArray, IntArray, TrainBatch
 
 
@@ -65,6 +66,10 @@ class RayPolicyGroup:
             )
         )
         return merge_pairs(answers)
+
+    async def usage(self) -> dict[str, float]:
+        """Metrics of what the ranks used since the last call."""
+        return usage_metrics(await self._all("usage"))
 
     async def snapshot(self) -> AdapterSnapshot:
         """The adapter, from rank 0; every rank takes part in gathering it."""
@@ -154,12 +159,14 @@ class RayEngineGroup:
             return self._metrics
         # What the replicas hold is unknown until the last check has passed.
         self._synced = None
-        expected, *reports = await asyncio.gather(
-            policy.probe(self._probe_ids),
+        # One after the other: trainer and engine both use all cores of a machine without a GPU, and
+        # two thread pools on the same cores are many times slower than one.
+        expected = await policy.probe(self._probe_ids)
+        reports = await asyncio.gather(
             *(
                 replica.sync.remote(dict(snapshot.state), snapshot.version, self._probe_ids)
                 for replica in self._replicas
-            ),
+            )
         )
         gap = 0.0
         for index, report in enumerate(reports):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import ray
 from ray.exceptions import ActorDiedError, GetTimeoutError, RayError, RayTaskError
 from ray.util.placement_group import placement_group
@@ -22,10 +23,11 @@ from delta_belief_rl.cluster.workers import (
 )
 from delta_belief_rl.config.plan import Plan
 from delta_belief_rl.config.schema import RunConfig
-from delta_belief_rl.engines.base import Completion, GenRequest
+from delta_belief_rl.engines.base import Completion, GenRequest, TailRequest
 from delta_belief_rl.engines.pump import EnginePump, EngineRouter
 from delta_belief_rl.envs.base import JudgeReply, JudgeRequest
-from delta_belief_rl.judge.pool import JudgePool, JudgePoolSettings, ReplicaGone
+from delta_belief_rl.judge.pool import JudgePool, ReplicaGone
+from delta_belief_rl.trainer.judge_settings import judge_settings, pool_settings
 from delta_belief_rl.trainer.settings import (
     actor_settings,
     adapter_settings,
@@ -54,7 +56,12 @@ class Pools:
 def max_games(cfg: RunConfig, plan: Plan) -> int:
     """Games alive at a time: all of a step or of a validation, at most what the engine takes."""
     most = max(plan.games_per_step, plan.val_games or 0)
-    return max(1, min(cfg.actor_rollout_ref.rollout.max_num_seqs, most))
+    return max(1, min(cfg.actor_rollout_ref.rollout.max_num_seqs // branches(cfg), most))
+
+
+def branches(cfg: RunConfig) -> int:
+    """Sequences that one game has in the engine at a time."""
+    return cfg.actor_rollout_ref.rollout.n if cfg.multi_turn.logprob_sampling.enabled else 1
 
 
 def start_pools(cfg: RunConfig, plan: Plan, probe_ids: Sequence[int]) -> Pools:
@@ -66,7 +73,7 @@ def start_pools(cfg: RunConfig, plan: Plan, probe_ids: Sequence[int]) -> Pools:
     deadline = cfg.trainer.ray_wait_register_center_timeout
     # All processes start at once; what takes time is that each of them imports and loads.
     replicas = _start_engines(cfg, plan, deadline)
-    judges = _start_judges(cfg, deadline)
+    judges = _start_judges(cfg, plan, deadline)
     ranks = _start_ranks(cfg, plan, deadline)
     _wait("policy engines", [replica.health.remote() for replica in replicas], deadline)
     _wait("judges", [judge.answer.remote([]) for judge in judges], deadline)
@@ -78,10 +85,7 @@ def start_pools(cfg: RunConfig, plan: Plan, probe_ids: Sequence[int]) -> Pools:
         router=EngineRouter(pumps),
         judge=JudgePool(
             [_judge_call(judge) for judge in judges],
-            JudgePoolSettings(
-                deadline=cfg.judge_rollout.timeout_s,
-                max_error_rate=cfg.judge_rollout.max_error_rate,
-            ),
+            pool_settings(cfg),
             failures=(RayError,),
             cache_key=judge_cache_key(cfg),
         ),
@@ -111,7 +115,7 @@ def _start_engines(cfg: RunConfig, plan: Plan, deadline: float) -> list[Any]:
         adapter=adapter_settings(cfg),
         device=plan.device,
         dtype=number_format(cfg.actor_rollout_ref.actor.dtype, plan.device),
-        max_sequences=math.ceil(max_games(cfg, plan) / count),
+        max_sequences=math.ceil(max_games(cfg, plan) / count) * branches(cfg),
         max_len=cfg.data.max_prompt_length + cfg.data.max_response_length,
         max_batch_tokens=rollout.max_num_batched_tokens,
         num_threads=threads,
@@ -122,14 +126,14 @@ def _start_engines(cfg: RunConfig, plan: Plan, deadline: float) -> list[Any]:
     return [handle.remote(settings) for handle in handles]
 
 
-def _start_judges(cfg: RunConfig, deadline: float) -> list[Any]:
-    if cfg.data.world is None or cfg.judge_rollout.name not in ("auto", "world"):
-        raise UserError(
-            f"judge_rollout.name={cfg.judge_rollout.name} is not available: use world, with "
-            "data.world=everyday."
-        )
-    handles = _place("judges", JudgeWorker, cfg.judge_rollout.replicas, 0.0, deadline, 1)
-    return [handle.remote(cfg.data.world) for handle in handles]
+def _start_judges(cfg: RunConfig, plan: Plan, deadline: float) -> list[Any]:
+    places = plan.pool("judge")
+    # The table's judge needs no thread; a model takes turns with the policy on the same cores.
+    threads = max(1, plan.threads // len(places)) if cfg.judge_rollout.name == "hf" else 1
+    settings = judge_settings(cfg, threads)
+    gpus = 1.0 if places[0].gpus else 0.0
+    handles = _place("judges", JudgeWorker, len(places), gpus, deadline, threads)
+    return [handle.remote(settings) for handle in handles]
 
 
 def _place(
@@ -184,7 +188,10 @@ def _pump(replica: Any, deterministic: bool) -> EnginePump:
     async def release(sessions: list[str]) -> None:
         await replica.release.remote(sessions)
 
-    return EnginePump(step, release, deterministic=deterministic)
+    async def score(requests: list[TailRequest]) -> list[np.ndarray]:
+        return await replica.score_tails.remote(requests)
+
+    return EnginePump(step, release, score=score, deterministic=deterministic)
 
 
 def _judge_call(judge: Any) -> Any:

@@ -14,11 +14,16 @@ import numpy as np
 import ray
 
 from delta_belief_rl.belief.branched import ScoreRequest
-from delta_belief_rl.engines.base import AdapterState, Completion, EngineHealth, GenRequest
+from delta_belief_rl.engines.base import (
+    AdapterState,
+    Completion,
+    EngineHealth,
+    GenRequest,
+    TailRequest,
+)
 from delta_belief_rl.engines.hf_engine import HFEngine
 from delta_belief_rl.envs.base import JudgeReply, JudgeRequest
-from delta_belief_rl.envs.worlds.table import load_world
-from delta_belief_rl.judge.rules_judge import WorldJudge
+from delta_belief_rl.judge.build import JudgeSettings, build_judge
 from delta_belief_rl.models.loading import add_lora, load_causal_lm, state_checksum
 from delta_belief_rl.models.merged import MergedLora
 from delta_belief_rl.trainer.actor import (
@@ -31,6 +36,7 @@ from delta_belief_rl.trainer.actor import (
     dump_state,
     parse_state,
 )
+from delta_belief_rl.trainer.usage import RankUsage
 from delta_belief_rl.types import TrainBatch
 
 
@@ -132,6 +138,10 @@ class ActorWorker:
         """Run this rank's part of an update plan; metrics are (sum, count) pairs."""
         return self.actor.update(steps, training_step)
 
+    def usage(self) -> RankUsage:
+        """Time, operations and memory since the last call."""
+        return self.actor.usage()
+
     def snapshot(self) -> AdapterSnapshot:
         """The adapter as it stands."""
         return self.actor.snapshot()
@@ -188,6 +198,10 @@ class EngineWorker:
         """Add requests and run until enough have finished."""
         return self._engine.step(new)
 
+    def score_tails(self, requests: list[TailRequest]) -> list[np.ndarray]:
+        """Log-probs of the last tokens of some texts."""
+        return self._engine.score_tails(requests)
+
     def release(self, sessions: list[str]) -> None:
         """Forget games."""
         self._engine.release(sessions)
@@ -206,10 +220,10 @@ class EngineWorker:
 
 @ray.remote
 class JudgeWorker:
-    """One replica of the embedded world's judge."""
+    """One replica of the judge."""
 
-    def __init__(self, world: str) -> None:
-        self._judge = WorldJudge(load_world(world))
+    def __init__(self, settings: JudgeSettings) -> None:
+        self._judge = build_judge(settings)
 
     def answer(self, requests: list[JudgeRequest]) -> list[JudgeReply]:
         """One reply for each request, in their order."""

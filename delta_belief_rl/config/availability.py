@@ -14,7 +14,7 @@ from delta_belief_rl.config.schema import RunConfig, lookup
 
 ENGINES = ("hf",)
 """Policy engines (``actor_rollout_ref.rollout.name``)."""
-JUDGES = ("world",)
+JUDGES = ("world", "hf")
 """Judges (``judge_rollout.name``, after ``auto`` is settled)."""
 ENVIRONMENTS = ("twenty_questions",)
 
@@ -58,13 +58,11 @@ GAPS: tuple[Gap, ...] = (
     ),
     Gap(
         "multi_turn.logprob_sampling.enabled",
-        lambda c: c.multi_turn.logprob_sampling.enabled,
-        "set multi_turn.logprob_sampling.enabled=false",
-    ),
-    Gap(
-        "algorithm.filter_groups.enabled",
-        lambda c: c.algorithm.filter_groups.enabled,
-        "set algorithm.filter_groups.enabled=false",
+        lambda c: (
+            c.multi_turn.logprob_sampling.enabled and c.actor_rollout_ref.rollout.name != "hf"
+        ),
+        "only the hf engine scores candidates: set actor_rollout_ref.rollout.name=hf, or "
+        "multi_turn.logprob_sampling.enabled=false",
     ),
     Gap(
         "actor_rollout_ref.model.api_model_name",
@@ -85,7 +83,7 @@ GAPS: tuple[Gap, ...] = (
     Gap(
         "judge_rollout.name",
         lambda c: c.judge_rollout.name not in JUDGES,
-        "set data.world=everyday and judge=world",
+        "set data.world=everyday and judge=world, or judge_rollout.name=hf",
     ),
     Gap(
         "actor_rollout_ref.model.lora_rank",
@@ -102,16 +100,6 @@ GAPS: tuple[Gap, ...] = (
         "actor_rollout_ref.model.trust_remote_code",
         lambda c: c.actor_rollout_ref.model.trust_remote_code,
         "set actor_rollout_ref.model.trust_remote_code=false",
-    ),
-    Gap(
-        "actor_rollout_ref.actor.cot",
-        lambda c: c.actor_rollout_ref.actor.cot,
-        "set actor_rollout_ref.actor.cot=false",
-    ),
-    Gap(
-        "actor_rollout_ref.actor.thinking",
-        lambda c: c.actor_rollout_ref.actor.thinking,
-        "set actor_rollout_ref.actor.thinking=false",
     ),
     Gap(
         "trainer.max_staleness",

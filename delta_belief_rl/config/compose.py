@@ -188,6 +188,10 @@ def _ignored(config: RunConfig, given: Sequence[str]) -> list[str]:
         needs = cast("str", item.metadata.get("needs", ""))
         backend = chosen.get(name.split(".", 1)[0], "")
         written = any(name == key or name.startswith(f"{key}.") for key in given)
-        if needs and written and needs != backend:
-            warnings.append(f"{name} has no effect with {backend}: only {needs} reads it.")
+        readers = needs.split(", ")
+        if needs and written and backend not in readers:
+            verb = "reads" if len(readers) == 1 else "read"
+            warnings.append(
+                f"{name} has no effect with {backend}: only {' and '.join(readers)} {verb} it."
+            )
     return warnings

@@ -24,6 +24,42 @@ CountWorld = Callable[[str], Mapping[str, int]]
 
 
 @dataclass(frozen=True, slots=True)
+class Overlap:
+    """Secrets that a set of tasks shares with one that should be apart from it.
+
+    Attributes:
+        first: Name of the set that comes first, e.g. ``training``.
+        second: Name of the set whose results the overlap spoils, e.g. ``validation``.
+        shared: The secrets, in alphabetical order.
+        num_second: Secrets of the second set.
+    """
+
+    first: str
+    second: str
+    shared: tuple[str, ...]
+    num_second: int
+
+    def sentence(self, shown: int = 5) -> str:
+        """The fact in words, with the first few secrets.
+
+        Example:
+            >>> Overlap("training", "validation", ("ankle", "aunt"), 198).sentence()
+            '2 of 198 validation secrets are also training secrets (ankle, aunt)'
+        """
+        names = ", ".join(self.shared[:shown]) + (", ..." if len(self.shared) > shown else "")
+        verb = "is also a" if len(self.shared) == 1 else "are also"
+        noun = "secret" if len(self.shared) == 1 else "secrets"
+        return (
+            f"{len(self.shared)} of {self.num_second:,} {self.second} secrets {verb} "
+            f"{self.first} {noun} ({names})"
+        )
+
+
+FindOverlaps = Callable[[RunConfig], tuple[Overlap, ...]]
+"""Overlaps between the task files of a configuration, empty ones left out."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelShape:
     """Sizes of a decoder, as its ``config.json`` gives them."""
 
@@ -68,6 +104,7 @@ class Facts:
         gpus: GPUs that this process may use.
         missing: Files and model folders that the configuration names and that do not exist.
         alloc_conf: Value of PYTORCH_CUDA_ALLOC_CONF.
+        overlaps: Secrets that two sets of tasks share.
     """
 
     num_train_tasks: int | None
@@ -77,15 +114,22 @@ class Facts:
     num_test_tasks: int | None = None
     missing: tuple[str, ...] = ()
     model: ModelShape | None = None
+    judge_model: ModelShape | None = None
     alloc_conf: str = ""
+    overlaps: tuple[Overlap, ...] = ()
 
 
-def gather_facts(config: RunConfig, count_world: CountWorld | None = None) -> Facts:
+def gather_facts(
+    config: RunConfig,
+    count_world: CountWorld | None = None,
+    find_overlaps: FindOverlaps | None = None,
+) -> Facts:
     """Look at the files, the model's ``config.json`` and the machine; takes well under a second.
 
     Args:
         config: A valid configuration.
         count_world: Needed where ``data.world`` is set.
+        find_overlaps: Compares the task files; without it none is reported.
     """
     data, trainer = config.data, config.trainer
     missing: list[str] = []
@@ -97,6 +141,7 @@ def gather_facts(config: RunConfig, count_world: CountWorld | None = None) -> Fa
         val = _count_rows(data.val_files, missing)
         test = _count_rows(data.test_files, missing) if trainer.final_test else None
     folder = _model_folder(config.actor_rollout_ref.model.path)
+    judge_folder = _model_folder(config.judge_rollout.model.path)
     for path in (config.actor_rollout_ref.model.path, config.judge_rollout.model.path):
         if _looks_local(path) and not find_file(path).exists():
             missing.append(path)
@@ -108,7 +153,9 @@ def gather_facts(config: RunConfig, count_world: CountWorld | None = None) -> Fa
         gpus=available_gpus(),
         missing=tuple(missing),
         model=read_shape(folder) if folder else None,
+        judge_model=read_shape(judge_folder) if judge_folder else None,
         alloc_conf=os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""),
+        overlaps=find_overlaps(config) if find_overlaps and data.world is None else (),
     )
 
 

@@ -15,8 +15,8 @@ def opt(default: T, help: str, *, corrected: str = "", new: bool = False, needs:
         default: Immutable default value.
         help: One line for ``docs/config.md``.
         corrected: What differs on purpose from the published implementation; empty when nothing
-        does. new: True for a setting that the published implementation does not have. needs: Name
-        of the only back end that reads the setting, ``vllm`` or ``api``; empty for all.
+        does. new: True for a setting that the published implementation does not have. needs: Names
+        of the only back ends that read the setting, e.g. ``vllm, hf``; empty for all.
     """
     meta = {"help": help, "corrected": corrected, "new": new, "needs": needs}
     return field(default=default, metadata=meta)  # type: ignore[return-value]

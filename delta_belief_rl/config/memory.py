@@ -1,8 +1,9 @@
-"""A rough account of the policy's memory, from the sizes in ``config.json`` alone.
+"""A rough account of memory, from the sizes in ``config.json`` alone.
 
-Counted in bytes per GPU (or for the one CPU process): weights, what the optimizer keeps of
-trained weights, kept activations, and the logits of one chunk. Engine caches are reserved shares
-and stand apart.
+Counted in bytes per GPU (or for the one CPU process): for the policy weights, what the optimizer
+keeps of trained weights, kept activations, and the logits of one chunk; for a judge that runs
+through transformers its weights and its key-value cache. Caches of other engines are reserved
+shares and stand apart.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ _TRAINED_BYTES = 16
 """Float32 value, gradient and two averages of AdamW."""
 _LOGIT_CHUNK = 1024
 """Tokens whose logits exist at once."""
+_MAX_HF_LANES = 32
+"""More questions side by side save a judge on CPUs nothing."""
 _KEPT_PER_LAYER = 12
 """Kept vectors of the hidden size per token and layer, besides the feed-forward's own."""
 
@@ -62,6 +65,33 @@ def estimate_memory(
         MemoryLine("trained weights, gradients, optimizer", trained * kept_on_device / ranks),
         MemoryLine("activations of a full micro-batch", activations),
         MemoryLine("logits of one chunk", logits),
+    )
+
+
+def judge_lanes(config: RunConfig) -> int:
+    """Questions that one replica of an hf judge answers side by side.
+
+    In a deterministic run it is one, so that a reply depends on its question alone.
+    """
+    if config.actor_rollout_ref.rollout.deterministic:
+        return 1
+    return min(config.judge_rollout.rollout.max_num_seqs, _MAX_HF_LANES)
+
+
+def estimate_judge_memory(config: RunConfig, shape: ModelShape | None) -> tuple[MemoryLine, ...]:
+    """Memory of one replica of an hf judge; empty for other judges and where ``shape`` is None."""
+    judge = config.judge_rollout
+    if shape is None or judge.name != "hf":
+        return ()
+    dtype = judge.rollout.dtype
+    if dtype == "auto":
+        dtype = "bfloat16" if judge.ngpus else "float32"
+    width = 4 if dtype == "float32" else 2
+    tokens = judge_lanes(config) * (judge.rollout.prompt_length + judge.rollout.response_length)
+    cached = 2 * shape.layers * shape.kv_heads * shape.head_dim * width
+    return (
+        MemoryLine(f"weights ({dtype})", shape.parameters() * width),
+        MemoryLine(f"key-value cache of {tokens:,} tokens", tokens * cached),
     )
 
 

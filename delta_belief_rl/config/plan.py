@@ -11,14 +11,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from delta_belief_rl.config.facts import Facts
-from delta_belief_rl.config.memory import MemoryLine, estimate_memory
+from delta_belief_rl.config.memory import MemoryLine, estimate_judge_memory, estimate_memory
+from delta_belief_rl.config.published import published_file
 from delta_belief_rl.config.schema import RunConfig
 from delta_belief_rl.types import UserError
 
-FETCH_HINT = (
-    "copy it from the published delta-belief-rl repository, name another file, or play the "
-    "embedded "
-    "world with data.world=everyday"
+FETCH_HINT = "fetch the published files with `delta-belief data fetch`"
+PACKAGED_HINT = (
+    "set data.train_files=package:twenty_questions/train and "
+    "data.val_files=package:twenty_questions/val to use the packaged ones"
 )
 
 
@@ -71,6 +72,7 @@ class Plan:
     total_steps: int | None
     val_games: int | None
     memory: tuple[MemoryLine, ...]
+    judge_memory: tuple[MemoryLine, ...]
     problems: tuple[str, ...]
 
     def steps(self, start: int = 0) -> range:
@@ -147,6 +149,7 @@ def make_plan(config: RunConfig, facts: Facts) -> Plan:
         total_steps=total,
         val_games=None if facts.num_val_tasks is None else facts.num_val_tasks * val_each,
         memory=estimate_memory(config, facts.model, actor_gpus, tokens),
+        judge_memory=estimate_judge_memory(config, facts.judge_model),
         problems=tuple(_problems(config, facts, gpus, actor_gpus, per_epoch)),
     )
 
@@ -200,6 +203,11 @@ def _place(config: RunConfig, actor_gpus: int) -> tuple[tuple[Placement, ...], i
 
 def _judges(config: RunConfig, first: int) -> Iterator[Placement]:
     judge = config.judge_rollout
+    if judge.name == "hf":
+        for replica in range(judge.ngpus or judge.replicas):
+            gpus = (first + replica,) if judge.ngpus else ()
+            yield Placement("judge", replica, gpus, f"hf judge, {judge.model.path}")
+        return
     if judge.name != "vllm":
         source = {"world": config.data.world, "api": judge.model.api_model_name}.get(judge.name)
         for replica in range(judge.replicas):
@@ -230,8 +238,7 @@ def _problems(
     config: RunConfig, facts: Facts, gpus: int, actor_gpus: int, per_epoch: int | None
 ) -> Iterator[str]:
     for path in facts.missing:
-        cure = FETCH_HINT if path.endswith(".parquet") else "correct the path or get the model"
-        yield f"{path} does not exist: {cure}."
+        yield f"{path} does not exist: {_cure(path)}."
     remote = config.ray_init.address != "local" or config.trainer.nnodes > 1
     if gpus > facts.gpus and not remote:
         yield (
@@ -253,3 +260,12 @@ def _problems(
             "sleeps; "
             "unset it, or set actor_rollout_ref.rollout.free_cache_engine=false."
         )
+
+
+def _cure(path: str) -> str:
+    """What to do about a file or folder that is missing."""
+    if published_file(path) is not None:
+        return f"{FETCH_HINT}, or {PACKAGED_HINT}" if "/twenty_questions/" in path else FETCH_HINT
+    if path.endswith(".parquet"):
+        return f"correct the path, or {PACKAGED_HINT}"
+    return "correct the path or get the model"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from delta_belief_rl.config.memory import show_bytes
+from delta_belief_rl.config.facts import ModelShape
+from delta_belief_rl.config.memory import MemoryLine, show_bytes
 from delta_belief_rl.config.plan import Plan
 
 
@@ -22,7 +23,10 @@ def render_plan(plan: Plan) -> str:
         *_schedule(plan),
     ]
     if plan.memory:
-        lines += ["", *_memory(plan)]
+        lines += ["", *_memory("the policy", plan.facts.model, plan.memory)]
+    if plan.judge_memory:
+        name = "each judge replica"
+        lines += ["", *_memory(name, plan.facts.judge_model, plan.judge_memory)]
     if plan.problems:
         lines += ["", "This cannot run as it stands:", *(f"  - {line}" for line in plan.problems)]
     return "\n".join(lines)
@@ -106,14 +110,15 @@ def _schedule(plan: Plan) -> Iterator[str]:
     if trainer.final_test:
         secrets = _count(facts.num_test_tasks)
         yield f"  final test: {secrets} secrets x {trainer.test_games} games, before and after"
+    for overlap in facts.overlaps:
+        yield f"  {overlap.sentence()}"
 
 
-def _memory(plan: Plan) -> Iterator[str]:
-    shape = plan.facts.model
+def _memory(name: str, shape: ModelShape | None, parts: Sequence[MemoryLine]) -> Iterator[str]:
     size = f" of {shape.parameters() / 1e6:,.1f} M weights" if shape else ""
-    yield f"Memory of the policy{size}, on each device (estimate)"
-    total = sum(line.bytes for line in plan.memory)
-    rows = [(line.what, show_bytes(line.bytes)) for line in plan.memory]
+    yield f"Memory of {name}{size}, on each device (estimate)"
+    total = sum(line.bytes for line in parts)
+    rows = [(line.what, show_bytes(line.bytes)) for line in parts]
     yield from _table([*rows, ("together", show_bytes(total))])
 
 

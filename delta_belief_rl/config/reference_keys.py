@@ -43,8 +43,9 @@ FAMILIES: dict[str, Inert] = {
     "critic": Inert("no advantage estimator here trains a critic"),
     "reward_model": Inert("rewards come from the judge and the belief, not from a reward model"),
     "custom_reward_function": Inert("add a reward channel with a plug-in (plugins)"),
-    "algorithm.kl_ctrl": Inert("a KL term belongs to the loss: actor.use_kl_loss"),
-    "multi_turn.belief": Inert("beliefs on stored conversations are a command of their own"),
+    "multi_turn.belief": Inert(
+        "beliefs on stored conversations are a command of their own: delta-belief belief FILES"
+    ),
     "actor_rollout_ref.ref": Inert("the reference policy is the policy without its adapter"),
 }
 """Nodes whose every leaf is inert for one reason; one warning each."""
@@ -157,23 +158,9 @@ _JUDGE_KEYS: dict[str, Inert] = {
     "rollout.val_kwargs.n": Inert("each question gets one answer", (1,), strict=True),
     "rollout.seed": Inert("seed reaches the judge"),
 }
-_MTR = "there is no multi_turn_reinforce here; grpo_turn_rtg is the return-to-go estimator"
 _ALGORITHM: dict[str, Inert] = {
     "alpha": Inert(_UNUSED, (0.1,)),
     "lam": Inert("no estimator here uses a critic", (1.0,)),
-    "norm_adv_in_mtr": Inert(_MTR, (False,)),
-    "clip_adv_in_mtr": Inert(_MTR, (False,)),
-    "clip_adv_min": Inert(_MTR, (-3.0,)),
-    "clip_adv_max": Inert(_MTR, (3.0,)),
-    "only_propagate_eog_in_mtr": Inert(_MTR, (True,)),
-    "use_kl_in_reward": Inert(
-        "a KL term belongs to the loss: actor_rollout_ref.actor.use_kl_loss", (False,), strict=True
-    ),
-    "kl_penalty": Inert("set actor_rollout_ref.actor.kl_loss_type", ("kl",)),
-    "kl_ctrl.type": Inert("a KL term belongs to the loss", ("fixed",)),
-    "kl_ctrl.kl_coef": Inert("set actor_rollout_ref.actor.kl_loss_coef", (0.001,)),
-    "kl_ctrl.horizon": Inert("a KL term belongs to the loss", (10000,)),
-    "kl_ctrl.target_kl": Inert("a KL term belongs to the loss", (0.1,)),
 }
 _TRAINER: dict[str, Inert] = {
     "balance_batch": Inert(_PACKED),

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from delta_belief_rl.config import rules_learning as learning
 from delta_belief_rl.config import rules_pools as pools
 from delta_belief_rl.config.schema import RunConfig
+from delta_belief_rl.config.schema_actor import ActorRolloutRef
 from delta_belief_rl.config.schema_algo import ESTIMATORS
 from delta_belief_rl.config.schema_turns import BELIEF_METHODS, VERIFY_METHODS
 from delta_belief_rl.types import UserError
@@ -167,12 +168,28 @@ def _turns(config: RunConfig) -> Iterator[str]:
             "actor_rollout_ref.actor.cot and actor_rollout_ref.actor.thinking exclude each other; "
             "set one to false."
         )
+    yield from _thinking(actor)
     longest = data.max_prompt_length + data.max_response_length
     limit = actor.rollout.max_model_len
     if limit is not None and limit < longest:
         yield (
             f"actor_rollout_ref.rollout.max_model_len={limit} is shorter than a game and a turn "
             f"({longest} tokens); raise it or set it to null."
+        )
+
+
+def _thinking(actor: ActorRolloutRef) -> Iterator[str]:
+    thinking, extra = actor.actor.thinking, actor.model.chat_template_kwargs
+    if thinking and actor.actor.thinking_history == "strip":
+        yield (
+            "actor_rollout_ref.actor.thinking_history=strip would take sampled thoughts out of "
+            "later prompts, so a game would be no single stream of tokens: set it to keep, or "
+            "actor_rollout_ref.actor.thinking=false."
+        )
+    if extra.get("enable_thinking", thinking) != thinking:
+        yield (
+            "actor_rollout_ref.model.chat_template_kwargs.enable_thinking contradicts "
+            f"actor_rollout_ref.actor.thinking={str(thinking).lower()}: set the latter alone."
         )
 
 
@@ -186,6 +203,7 @@ _RULES = (
     learning.batches,
     learning.loss,
     learning.sampling,
+    learning.abort,
     pools.judge,
     pools.memory,
     pools.run,

@@ -22,8 +22,9 @@ def belief(config: RunConfig) -> Iterator[str]:
         )
     if {"pacr", "potential"} <= set(reward.methods):
         yield "multi_turn.logprob_reward.methods holds pacr and potential; keep one of them."
-    if reward.dead_band < 0:
-        yield f"multi_turn.logprob_reward.dead_band must not be negative, not {reward.dead_band}."
+    for name, value in (("dead_band", reward.dead_band), ("std_floor", reward.std_floor)):
+        if value < 0:
+            yield f"multi_turn.logprob_reward.{name} must not be negative, not {value}."
     if not 0 <= sampling.p_best <= 1:
         yield f"multi_turn.logprob_sampling.p_best must lie in [0, 1], not {sampling.p_best}."
     if sampling.enabled and actor.rollout.n < 2:
@@ -36,11 +37,7 @@ def belief(config: RunConfig) -> Iterator[str]:
             "actor_rollout_ref.rollout.n is the number of candidate questions of "
             "multi_turn.logprob_sampling; for the group size set multi_turn.train.n."
         )
-    if sampling.enabled and sampling.best_n + sampling.worst_n > config.multi_turn.train.n > 1:
-        yield (
-            "multi_turn.logprob_sampling.best_n + worst_n must not exceed multi_turn.train.n="
-            f"{config.multi_turn.train.n}."
-        )
+    yield from _candidates(config)
     if not (reward.enabled or sampling.enabled):
         return
     if actor.role not in TRAINABLE_ROLES:
@@ -57,8 +54,41 @@ def belief(config: RunConfig) -> Iterator[str]:
     yield from _belief_model(config)
 
 
+def _candidates(config: RunConfig) -> Iterator[str]:
+    sampling, rollout = config.multi_turn.logprob_sampling, config.actor_rollout_ref.rollout
+    for name, count in (("best_n", sampling.best_n), ("worst_n", sampling.worst_n)):
+        if count < 0:
+            yield f"multi_turn.logprob_sampling.{name} must not be negative, not {count}."
+    if not sampling.enabled:
+        return
+    games, evaluates = config.multi_turn.train.n, config.trainer.val_only
+    if not evaluates and sampling.best_n + sampling.worst_n > games > 1:
+        yield (
+            "multi_turn.logprob_sampling.best_n + worst_n must not exceed multi_turn.train.n="
+            f"{games}."
+        )
+    if rollout.max_num_seqs < rollout.n:
+        yield (
+            f"actor_rollout_ref.rollout.max_num_seqs={rollout.max_num_seqs} has no room for the "
+            f"{rollout.n} candidates of one game: raise it to {rollout.n} or more."
+        )
+    if evaluates and (rollout.val_kwargs.temperature == 0 or not rollout.val_kwargs.do_sample):
+        yield (
+            "Greedy decoding makes all candidates of multi_turn.logprob_sampling equal: set "
+            "actor_rollout_ref.rollout.val_kwargs.temperature above 0 and do_sample=true."
+        )
+
+
 def _belief_model(config: RunConfig) -> Iterator[str]:
     reward, model = config.multi_turn.logprob_reward, config.actor_rollout_ref.model
+    same = {"ref": "ema"}
+    sides = {same.get(name, name) for name in (reward.base_model, reward.step_model)}
+    for method in ("pacr", "potential"):
+        if method in reward.methods and len(sides) > 1:
+            yield (
+                f"multi_turn.logprob_reward.methods={method} compares beliefs of one model: set "
+                "base_model and step_model alike."
+            )
     for name, choice in (("base_model", reward.base_model), ("step_model", reward.step_model)):
         full = f"multi_turn.logprob_reward.{name}={choice}"
         slow = "ema" in [adapter.name for adapter in model.adapters]
@@ -152,6 +182,9 @@ def loss(config: RunConfig) -> Iterator[str]:
             "actor_rollout_ref.actor.optim.min_lr_ratio needs warmup_style=cosine; remove one "
             "of them."
         )
+    yield from _kl_reward(config)
+    if algorithm.clip_adv_min >= algorithm.clip_adv_max:
+        yield "algorithm.clip_adv_min must be less than algorithm.clip_adv_max."
     if not 0 <= algorithm.gamma <= 1:
         yield f"algorithm.gamma must lie in [0, 1], not {algorithm.gamma}."
     if algorithm.std_floor < 0:
@@ -159,6 +192,37 @@ def loss(config: RunConfig) -> Iterator[str]:
     model = config.actor_rollout_ref.model
     if not 0 <= model.ema_beta <= 1:
         yield f"actor_rollout_ref.model.ema_beta must lie in [0, 1], not {model.ema_beta}."
+
+
+def _kl_reward(config: RunConfig) -> Iterator[str]:
+    algorithm, model = config.algorithm, config.actor_rollout_ref.model
+    control = algorithm.kl_ctrl
+    if control.kl_coef < 0:
+        yield f"algorithm.kl_ctrl.kl_coef must not be negative, not {control.kl_coef}."
+    for name, value in (("horizon", control.horizon), ("target_kl", control.target_kl)):
+        if value <= 0:
+            yield f"algorithm.kl_ctrl.{name} must be above 0, not {value}."
+    rank = (model.adapters[0].r if model.adapters else 0) or model.lora_rank
+    if algorithm.use_kl_in_reward and not rank:
+        yield (
+            "algorithm.use_kl_in_reward compares with the policy without its adapter: set "
+            "actor_rollout_ref.model.lora_rank above 0, or algorithm.use_kl_in_reward=false."
+        )
+
+
+def abort(config: RunConfig) -> Iterator[str]:
+    """Limits at which a run stops by itself."""
+    limits = config.trainer.abort
+    for name in ("nan_gradients", "patience"):
+        steps = getattr(limits, name)
+        if steps is not None and steps < 1:
+            yield f"trainer.abort.{name} must be at least 1, not {steps}."
+    if limits.min_entropy is not None and limits.min_entropy < 0:
+        yield f"trainer.abort.min_entropy must not be negative, not {limits.min_entropy}."
+    for name in ("max_repeated_chars", "max_invalid_turns"):
+        share = getattr(limits, name)
+        if share is not None and not 0 <= share <= 1:
+            yield f"trainer.abort.{name} must lie in [0, 1], not {share}."
 
 
 def sampling(config: RunConfig) -> Iterator[str]:

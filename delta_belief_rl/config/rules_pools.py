@@ -81,20 +81,34 @@ def judge(config: RunConfig) -> Iterator[str]:
             "judge_rollout.repeated_prompt works in twenty_questions only: set it to false for "
             f"{config.multi_turn.env}."
         )
+    if judge.name in ("vllm", "hf") and not judge.model.path:
+        yield "judge_rollout.model.path is not set: give a model, or another judge_rollout.name."
     if judge.name == "vllm":
-        if not judge.model.path:
-            yield (
-                "judge_rollout.model.path is not set: give a model, or another judge_rollout.name."
-            )
         if not judge.ngpus or judge.ngpus < 1:
             yield (
                 "judge_rollout.name=vllm needs judge_rollout.ngpus of at least 1; without GPUs "
                 "choose "
-                "judge_rollout.name=world or api."
+                "judge_rollout.name=world, hf or api."
+            )
+    elif judge.name == "hf":
+        if judge.ngpus and (judge.rollout.tensor_model_parallel_size or judge.ngpus) > 1:
+            yield (
+                "A judge with judge_rollout.name=hf runs whole on one GPU: set "
+                "judge_rollout.rollout.tensor_model_parallel_size=1."
             )
     elif judge.ngpus:
         yield f"judge_rollout.name={judge.name} uses no GPU: set judge_rollout.ngpus=0."
     yield from _divides("judge_rollout", judge.ngpus, judge.rollout.tensor_model_parallel_size)
+    if (
+        not judge.repeated_prompt
+        and judge.name in ("vllm", "hf", "api")
+        and config.multi_turn.env == "twenty_questions"
+        and config.multi_turn.duplicates == "judge"
+    ):
+        yield (
+            "judge_rollout.repeated_prompt=false hides earlier questions from the judge, so nobody "
+            "finds repeated ones: set multi_turn.duplicates=code."
+        )
     if judge.name == "world" and config.data.world is None:
         yield "judge_rollout.name=world answers from data.world, which is not set."
     if judge.name == "api" and not judge.model.api_model_name:

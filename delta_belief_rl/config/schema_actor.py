@@ -32,6 +32,13 @@ class ActorModel:
     )
     tokenizer_path: str | None = opt(None, "Id or folder of the tokenizer; null uses path.")
     trust_remote_code: bool = opt(False, "Run code that comes with the model.")
+    chat_template_kwargs: Mapping[str, object] = field(
+        default_factory=dict[str, object],
+        metadata={
+            "help": "Further variables for the chat template; actor.thinking sets enable_thinking.",
+            "new": True,
+        },
+    )
     api_model_name: str | None = opt(
         None, "Model name at an OpenAI-compatible API; such a policy can only be evaluated."
     )

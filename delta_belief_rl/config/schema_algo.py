@@ -7,9 +7,9 @@ from typing import Literal
 
 from delta_belief_rl.config.fields import opt
 
-GROUP_ESTIMATORS = ("grpo", "grpo_turn", "grpo_turn_rtg", "rloo")
+GROUP_ESTIMATORS = ("grpo", "grpo_turn", "grpo_turn_rtg", "rloo", "reinforce_plus_plus_baseline")
 """These compare the games of one secret."""
-ESTIMATORS = (*GROUP_ESTIMATORS, "reinforce")
+ESTIMATORS = (*GROUP_ESTIMATORS, "reinforce", "reinforce_plus_plus", "multi_turn_reinforce")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,23 @@ class FilterGroups:
     metric: Literal["seq_reward", "seq_final_reward"] = opt(
         "seq_reward", "What must differ: the sum of rewards or the outcome."
     )
-    max_num_gen_batches: int = opt(10, "Batches that may be played for one step; 0 has no limit.")
+    max_num_gen_batches: int = opt(
+        10, "Batches that may be played for one step, which then stops the run; 0 has no limit."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class KlControl:
+    """The coefficient of the KL reward."""
+
+    type: Literal["fixed", "adaptive"] = opt(
+        "fixed", "Keep the coefficient, or move it towards target_kl after each step."
+    )
+    kl_coef: float = opt(0.001, "Coefficient; where an adaptive one begins.")
+    horizon: int = opt(10000, "Games over which an adaptive coefficient may double, roughly.")
+    target_kl: float = opt(
+        0.1, "Divergence per token, in nats, that an adaptive coefficient seeks."
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,18 +50,41 @@ class Algorithm:
     adv_estimator: str = opt(
         "grpo",
         "Advantage: grpo (whole games), grpo_turn (each turn index on its own), grpo_turn_rtg "
-        "(return-to-go against the siblings), rloo, reinforce (no group), or one that a plug-in "
-        "registers.",
+        "(return-to-go against the siblings), rloo, reinforce (no group), reinforce_plus_plus, "
+        "reinforce_plus_plus_baseline, multi_turn_reinforce, or one that a plug-in registers.",
+        corrected="the last three run",
     )
     parity: Literal["reference", "masked"] = opt(
         "reference",
         "Turns after a game's end in group statistics: reference counts them as zeros and gives a "
-        "lone game its raw score; masked leaves them out and gives it zero.",
+        "lone game its raw score; masked leaves them out and gives it zero. With "
+        "reinforce_plus_plus, reference starts the return anew at each reply and masked lets it "
+        "run through the game.",
         new=True,
     )
     std_floor: float = opt(
         0.01, "Smallest standard deviation of a group, in reward; with parity=masked.", new=True
     )
     norm_adv_by_std_in_grpo: bool = opt(True, "Divide by the group's standard deviation.")
-    gamma: float = opt(1.0, "Discount per turn of grpo_turn_rtg.")
+    gamma: float = opt(
+        1.0,
+        "Discount of grpo_turn_rtg, reinforce and multi_turn_reinforce per turn, of "
+        "reinforce_plus_plus per token, and of the potential in logprob_reward.methods.",
+    )
+    norm_adv_in_mtr: bool = opt(False, "Whiten the advantages of multi_turn_reinforce.")
+    clip_adv_in_mtr: bool = opt(False, "Clip the advantages of multi_turn_reinforce.")
+    clip_adv_min: float = opt(-3.0, "Lower bound of that clip.")
+    clip_adv_max: float = opt(3.0, "Upper bound of that clip.")
+    only_propagate_eog_in_mtr: bool = opt(
+        True, "Carry only the end-of-game reward back to earlier turns in multi_turn_reinforce."
+    )
+    use_kl_in_reward: bool = opt(
+        False,
+        "Pay each turn for its divergence from the policy without adapter.",
+        corrected="is paid",
+    )
+    kl_penalty: Literal["kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3"] = opt(
+        "kl", "Estimator of that divergence."
+    )
+    kl_ctrl: KlControl = field(default_factory=KlControl)
     filter_groups: FilterGroups = field(default_factory=FilterGroups)

@@ -35,13 +35,19 @@ class Data:
         new=True,
     )
     train_files: tuple[str, ...] = opt(
-        REFERENCE_TRAIN_FILES, "Parquet file or files of training tasks."
+        REFERENCE_TRAIN_FILES,
+        "Parquet file or files of training tasks: paths, or package:twenty_questions/train for "
+        "the packaged ones.",
     )
     val_files: tuple[str, ...] = opt(
-        REFERENCE_VAL_FILES, "Parquet file or files of validation tasks."
+        REFERENCE_VAL_FILES,
+        "Parquet file or files of validation tasks: paths, or package:twenty_questions/val.",
     )
     test_files: tuple[str, ...] = opt(
-        (), "Parquet file or files that trainer.final_test plays.", new=True
+        (),
+        "Parquet file or files that trainer.final_test plays: paths, or "
+        "package:twenty_questions/test.",
+        new=True,
     )
     prompt_key: str = opt("prompt", "Column with the first messages.")
     system_key: str | None = opt(

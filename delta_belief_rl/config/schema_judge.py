@@ -33,7 +33,7 @@ class JudgeEngine:
     )
     response_length: int = opt(200, "Tokens of the judge's answer.")
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = opt(
-        "bfloat16", "Number format of the engine.", needs="vllm"
+        "bfloat16", "Number format of the engine.", needs="vllm, hf"
     )
     quantization: str | None = opt(
         None,
@@ -57,16 +57,16 @@ class JudgeEngine:
         None, "GPUs of one replica; null uses all GPUs of the pool."
     )
     max_num_batched_tokens: int = opt(
-        8192, "Tokens that the engine handles in one forward pass.", needs="vllm"
+        8192, "Tokens that the engine handles in one forward pass.", needs="vllm, hf"
     )
     max_model_len: int | None = opt(
         None, "Longest sequence; null is prompt_length plus response_length.", needs="vllm"
     )
     max_num_seqs: int = opt(
         1024,
-        "Questions that one replica answers together.",
+        "Questions that one replica answers together; hf takes at most 32.",
         corrected="reaches the engine",
-        needs="vllm",
+        needs="vllm, hf",
     )
     disable_log_stats: bool = opt(True, "Keep vLLM's own statistics quiet.", needs="vllm")
     enable_chunked_prefill: bool = opt(
@@ -80,15 +80,16 @@ class JudgeEngine:
 class JudgeRollout:
     """The pool that answers questions."""
 
-    name: Literal["auto", "world", "vllm", "api", "fake"] = opt(
+    name: Literal["auto", "world", "hf", "vllm", "api", "fake"] = opt(
         "auto",
-        "Judge: world (exact answers of the embedded world, CPU), vllm, api or fake (scripted, for "
-        "tests); auto is api with model.api_model_name, world with data.world, vllm otherwise.",
+        "Judge: world (exact answers of the embedded world, CPU), hf (a language model through "
+        "transformers, on CPUs or one GPU each), vllm, api or fake (scripted, for tests); auto is "
+        "api with model.api_model_name, world with data.world, vllm otherwise.",
         new=True,
     )
     ngpus: int | None = opt(
         None,
-        "GPUs of the pool; 0 for every judge but vllm. null is 0, or 1 for vllm.",
+        "GPUs of the pool; 0 for every judge but vllm and hf. null is 0, or 1 for vllm.",
     )
     replicas: int = opt(1, "Replicas of a judge that runs on CPUs.", new=True)
     share_actor_gpu: bool = opt(
@@ -103,5 +104,11 @@ class JudgeRollout:
     )
     cot: bool = opt(True, "The judge reasons, then answers in answer tags.")
     thinking: bool = opt(False, "The judge uses think tags; excludes cot.")
+    parser: Literal["grammar", "published"] = opt(
+        "grammar",
+        "How the judge's text is read: grammar (any spelling; a text without a clear answer is a "
+        "judge error) or published (one exact word; anything else makes the question invalid).",
+        new=True,
+    )
     model: JudgeModel = field(default_factory=JudgeModel)
     rollout: JudgeEngine = field(default_factory=JudgeEngine)

@@ -16,6 +16,28 @@ class Validation:
 
 
 @dataclass(frozen=True, slots=True)
+class Abort:
+    """When a run stops by itself, with exit status 3, because the policy has collapsed."""
+
+    nan_gradients: int | None = opt(
+        2, "Training steps in a row with a gradient that is not finite; null never.", new=True
+    )
+    min_entropy: float | None = opt(
+        1e-4, "Mean entropy of a sampled token, in nats, below which it is; null never.", new=True
+    )
+    max_repeated_chars: float | None = opt(
+        0.5,
+        "Share of the questions' characters that repeat the one before, above which it is; null "
+        "never.",
+        new=True,
+    )
+    max_invalid_turns: float | None = opt(
+        0.98, "Share of invalid turns above which it is; null never.", new=True
+    )
+    patience: int = opt(3, "Training steps in a row that the last three limits take.", new=True)
+
+
+@dataclass(frozen=True, slots=True)
 class Trainer:
     """The schedule and the run's folder."""
 
@@ -42,6 +64,7 @@ class Trainer:
     save_freq: int = opt(25, "Write a checkpoint every so many steps and at the last; -1 never.")
     rollout_freq: int = opt(10, "Write the games of every so many steps and of the last; -1 never.")
     validation: Validation = field(default_factory=Validation)
+    abort: Abort = field(default_factory=Abort)
     final_test: bool = opt(
         False, "At the end, play the test secrets with the first and the trained policy.", new=True
     )

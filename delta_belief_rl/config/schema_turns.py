@@ -24,6 +24,7 @@ BELIEF_METHODS = (
 VERIFY_METHODS = (
     "exact",
     "regex",
+    "syntax",
     "sentence",
     "question",
     "multiple_questions",
@@ -72,6 +73,20 @@ class LogprobReward:
     clip_min: float = opt(-2.0, "Lower bound of min_max, in nats.")
     clip_max: float = opt(2.0, "Upper bound of min_max, in nats.")
     tau: float = opt(1.0, "Slope of tanh.")
+    std_floor: float = opt(
+        1e-8,
+        "Smallest standard deviation, in nats, that group_std and batch_std divide by.",
+        new=True,
+    )
+    prior_form: Literal["prompt", "reply"] = opt(
+        "prompt",
+        "What the first belief is asked behind: the prompt, or a neutral exchange as well, so that "
+        "it stands behind a reply like all later ones.",
+        new=True,
+    )
+    first_turn: Literal["keep", "drop"] = opt(
+        "keep", "Whether the first turn is paid for its change of belief.", new=True
+    )
     dead_band: float = opt(
         0.0, "Changes of at most this many nats count as no change (numeric noise).", new=True
     )
@@ -87,10 +102,22 @@ class LogprobReward:
 class LogprobSampling:
     """Choosing each question among several candidates by the change of belief it brings."""
 
-    enabled: bool = opt(False, "Sample rollout.n candidate questions a turn and choose among them.")
-    best_n: int = opt(2, "Members of each group that take the best candidate.")
-    worst_n: int = opt(2, "Members of each group that take the worst candidate; the rest draw.")
-    p_best: float = opt(1.0, "Without groups: probability of the best candidate, else a draw.")
+    enabled: bool = opt(
+        False,
+        "Sample rollout.n candidate questions a turn and choose among them by the change of belief "
+        "that each would bring. The choice looks at the secret: it is made in training and, with "
+        "trainer.val_only, in the evaluation; validations of a training run play the policy alone.",
+        corrected="the judge is given the scenario, and the chosen change of belief is paid only "
+        "with multi_turn.logprob_reward.enabled",
+    )
+    best_n: int = opt(2, "Games of each group that take the candidate with the largest change.")
+    worst_n: int = opt(
+        2, "Games of each group that take the one with the smallest change; the rest draw."
+    )
+    p_best: float = opt(
+        1.0,
+        "With single games and in an evaluation: probability of the largest change, else a draw.",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +126,8 @@ class VerifyJudge:
 
     enabled: bool = opt(True, "Let text rules correct the judge.")
     methods: tuple[str, ...] = opt(
-        ("exact", "sentence", "question", "multiple_questions", "length"),
-        "Rules to apply: " + ", ".join(VERIFY_METHODS) + ".",
-        corrected="there is no rule syntax, neither by default nor by name",
+        ("exact", "syntax", "sentence", "question", "multiple_questions", "length"),
+        "Rules to apply: " + ", ".join(VERIFY_METHODS) + "; syntax needs the extra [lemma].",
     )
     false_positive_behavior: Literal["yes", "no", "invalid"] | None = opt(
         "yes",

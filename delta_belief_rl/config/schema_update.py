@@ -35,8 +35,26 @@ class Offload:
 class Update:
     """The loss, the batches and the optimizer."""
 
-    cot: bool = opt(False, "The policy answers with reasoning and a tagged question.")
-    thinking: bool = opt(False, "The policy uses think tags; also the flag of the chat template.")
+    cot: bool = opt(
+        False,
+        "The policy answers with reasoning and a question in question tags, as the prompts of the "
+        "tasks must ask for; an answer without the tags is invalid and not judged.",
+        corrected="the rules look at the question inside the tags, and a batch without any tag "
+        "does not end the run",
+    )
+    thinking: bool = opt(
+        False,
+        "As cot, with the reasoning in think tags; also the flag enable_thinking of the chat "
+        "template.",
+        corrected="as cot, and the judge's history holds the questions",
+    )
+    thinking_history: Literal["keep", "strip"] = opt(
+        "keep",
+        "What stays of think blocks in later prompts of a game: all that was sampled or rendered "
+        "(keep), or not even the empty block of a policy that does not think (strip). Sampled "
+        "thoughts cannot be stripped: every prompt goes on from the tokens of the last.",
+        new=True,
+    )
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = opt(
         "auto",
         "Number format of the forward pass; auto is bfloat16 on a GPU and float32 on a CPU.",
@@ -51,6 +69,12 @@ class Update:
         16384, "That token budget: tokens per micro-batch on one GPU."
     )
     ppo_epochs: int = opt(1, "Passes over the games of a training step.")
+    policy_loss: Literal["ppo", "gspo", "turn_ratio", "cispo"] = opt(
+        "ppo",
+        "Policy loss: ppo (a ratio for each token, dual clip), gspo (one ratio for each game), "
+        "turn_ratio (one for each turn) or cispo (the clipped ratio only weighs).",
+        new=True,
+    )
     grad_clip: float = opt(1.0, "Largest norm of the gradient.")
     clip_ratio: float = opt(
         0.2, "Width of the ratio's clip where clip_ratio_low or clip_ratio_high is null."

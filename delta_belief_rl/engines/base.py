@@ -54,6 +54,33 @@ class GenRequest:
     sampling: SamplingParams
 
 
+@dataclass(frozen=True, slots=True)
+class TailRequest:
+    """Asks how likely the last tokens of a text are, at temperature 1; nothing is sampled.
+
+    Attributes:
+        session: The game, or a branch of it, whose key-value cache may hold a beginning of the
+            text. What the cache holds beyond the tail's first token is forgotten.
+        token_ids: The whole text.
+        start: Position of the tail's first token, at least 1.
+    """
+
+    session: str
+    token_ids: tuple[int, ...]
+    start: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.start < len(self.token_ids):
+            raise ValueError(
+                f"a tail starts at 1 .. {len(self.token_ids) - 1}, not at {self.start}"
+            )
+
+    @property
+    def length(self) -> int:
+        """Tokens of the tail."""
+        return len(self.token_ids) - self.start
+
+
 class FinishReason(StrEnum):
     """Why sampling ended: a stop token, the token cap, or a request that cannot be served."""
 
@@ -115,6 +142,15 @@ class StepEngine(Protocol):
 
 
 @runtime_checkable
+class BranchStepEngine(StepEngine, Protocol):
+    """A passive engine that can also say how likely given texts are, out of its caches."""
+
+    def score_tails(self, requests: Sequence[TailRequest]) -> list[NDArray[np.float64]]:
+        """Log-probs in nats of each tail, ``[request.length]``, in the order of the requests."""
+        ...
+
+
+@runtime_checkable
 class Engine(Protocol):
     """An asynchronous engine, as the rollout sees it."""
 
@@ -124,4 +160,24 @@ class Engine(Protocol):
 
     async def release(self, session: str) -> None:
         """Forget the cache of this game."""
+        ...
+
+
+@runtime_checkable
+class BranchEngine(Engine, Protocol):
+    """An asynchronous engine on which one game can try several actions.
+
+    The calls of one game follow each other, so a game waits for one call at a time whatever the
+    number of its requests.
+    """
+
+    async def generate_all(self, requests: Sequence[GenRequest]) -> list[Completion]:
+        """Wait for all completions, in the order of the requests; each has its own session.
+
+        The sessions of one call are branches of one game and live on one replica.
+        """
+        ...
+
+    async def score_all(self, requests: Sequence[TailRequest]) -> list[NDArray[np.float64]]:
+        """Log-probs in nats of each tail, ``[request.length]``, in the order of the requests."""
         ...

@@ -12,10 +12,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from delta_belief_rl.engines.base import Completion, FinishReason, GenRequest
+import numpy as np
+from numpy.typing import NDArray
+
+from delta_belief_rl.engines.base import Completion, FinishReason, GenRequest, TailRequest
 
 Script = Callable[[GenRequest], "str | Sequence[int]"]
 """What to answer: text (encoded, then ended by the stop token) or the very token ids."""
+TailScript = Callable[[TailRequest], Sequence[float]]
+"""Log-prob in nats of each token of a tail."""
 
 
 class FaultKind(StrEnum):
@@ -54,9 +59,11 @@ class FakeEngine:
         version: Adapter version stamped on completions.
         faults: Keyed by session and turn (0 for the first request of a session).
         logprob: Log-prob in nats reported for every token.
+        tails: Called once per text to be scored; ``logprob`` for every token when None.
 
     Attributes:
         requests: Every request seen, in order.
+        scored: Every text that was scored, in order.
         released: Every session released, in order.
     """
 
@@ -68,14 +75,17 @@ class FakeEngine:
         version: int = 0,
         faults: Mapping[tuple[str, int], Fault] | None = None,
         logprob: float = -0.5,
+        tails: TailScript | None = None,
     ) -> None:
         self.version = version
         self.requests: list[GenRequest] = []
+        self.scored: list[TailRequest] = []
         self.released: list[str] = []
         self._script = script
         self._encode = encode
         self._faults = dict(faults or {})
         self._logprob = logprob
+        self._tails = tails or (lambda request: [logprob] * request.length)
         self._turns: Counter[str] = Counter()
 
     async def generate(self, request: GenRequest) -> Completion:
@@ -102,6 +112,15 @@ class FakeEngine:
                 return self._answer(request, self.version)
             case FaultKind.VERSION:
                 return self._answer(request, fault.version)
+
+    async def generate_all(self, requests: Sequence[GenRequest]) -> list[Completion]:
+        """Answer the requests of one game, one after another."""
+        return [await self.generate(request) for request in requests]
+
+    async def score_all(self, requests: Sequence[TailRequest]) -> list[NDArray[np.float64]]:
+        """Score texts as the script says; also what a pump wants for its scores."""
+        self.scored.extend(requests)
+        return [np.array(self._tails(request), dtype=np.float64) for request in requests]
 
     async def step(self, new: list[GenRequest]) -> list[Completion]:
         """Answer all of ``new``, one after another."""

@@ -8,17 +8,21 @@ whenever all of them run.
 ``step`` first extends the newly admitted games (one right-padded forward per token budget), then
 decodes all running games one token at a time until enough of them are done. Its result is a
 function of the order of the requests alone.
+
+A slot keeps what the next text of its session has in common with the last one. A game that tries
+several actions gives each of them a session of its own, and ``score_tails`` asks there how likely a
+text is after an action and its reply: only tokens that the slot has not seen are run.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -31,11 +35,14 @@ from delta_belief_rl.engines.base import (
     EngineHealth,
     FinishReason,
     GenRequest,
+    TailRequest,
 )
-from delta_belief_rl.engines.hf_forward import next_logits, score_ids
+from delta_belief_rl.engines.hf_forward import next_logits, score_ids, tail_logps
 from delta_belief_rl.engines.sampling import SlotTable, check_sampling, cuts_distribution
 from delta_belief_rl.models.attention import ATTENTION_NAME, SlotCache
 from delta_belief_rl.models.loading import load_adapter_state
+
+T = TypeVar("T")
 
 ADAPTER = "policy"
 """The one name under which the policy's adapter is loaded."""
@@ -63,6 +70,20 @@ class _Session:
     sampled: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Tail:
+    """A tail to be scored in the slot of its session; ``index`` is its place in the call."""
+
+    index: int
+    request: TailRequest
+    session: _Session
+
+    @property
+    def suffix(self) -> tuple[int, ...]:
+        """Tokens that the slot lacks."""
+        return self.request.token_ids[len(self.session.cached) :]
+
+
 class HFEngine:
     """A stepping engine around one model.
 
@@ -78,6 +99,9 @@ class HFEngine:
         adapter: Name of the model's adapter that ``load_adapter`` fills.
         loader: Takes over adapter weights instead, for a model whose adapter is merged.
         version: Version stamped on completions until an adapter is loaded.
+
+    Attributes:
+        cache_misses: Texts that did not go on where their session's last one ended.
     """
 
     def __init__(
@@ -131,7 +155,7 @@ class HFEngine:
         finished = self._enqueue(new)
         admitted = self._admit()
         target = self._target()
-        for chunk in self._prefill_chunks(admitted):
+        for chunk in self._padded_chunks(admitted, _missing):
             finished += self._extend(chunk)
         while self._running and len(finished) < target:
             finished += self._decode()
@@ -178,6 +202,39 @@ class HFEngine:
         self._require(EngineState.READY)
         self._model.eval()
         return [score_ids(self._model, list(ids)) for ids in token_ids]
+
+    @torch.inference_mode()
+    def score_tails(self, requests: Sequence[TailRequest]) -> list[NDArray[np.float64]]:
+        """Log-probs (nats, temperature 1) of the last tokens of some texts.
+
+        A text runs in its session's slot. Where there is none to be had, or it is too short, the
+        text is run as a whole beside the store.
+
+        Returns:
+            ``[request.length]`` for each request, in their order.
+
+        Raises:
+            EngineStateError: The engine sleeps, or a session is busy or named twice.
+        """
+        self._require(EngineState.READY)
+        self._model.eval()
+        busy = {s.name for s in self._running} | {r.session for r in self._waiting}
+        scores: dict[int, NDArray[np.float64]] = {}
+        placed: list[_Tail] = []
+        for index, request in enumerate(requests):
+            if request.session in busy:
+                raise EngineStateError(f"session {request.session!r} is busy: it cannot be scored")
+            busy.add(request.session)
+            session = self._slot_for(request)
+            if session is None:
+                scores[index] = score_ids(self._model, request.token_ids)[request.start :]
+            else:
+                self._keep_prefix(session, request.token_ids[: request.start])
+                placed.append(_Tail(index, request, session))
+        for chunk in self._padded_chunks(placed, lambda tail: len(tail.suffix)):
+            found = self._run_tails(chunk)
+            scores.update((tail.index, score) for tail, score in zip(chunk, found, strict=True))
+        return [scores[index] for index in range(len(requests))]
 
     def health(self) -> EngineHealth:
         """Counters and state; cheap, and allowed in every state."""
@@ -247,10 +304,7 @@ class HFEngine:
             if session is None and len(self._by_slot) == self._max_sequences:
                 still.append(request)
                 continue
-            if session is None:
-                session = _Session(request.session, len(self._by_slot), [])
-                self._sessions[session.name] = session
-                self._by_slot.append(session)
+            session = session or self._open(request.session)
             self._keep_prefix(session, request.prompt_ids)
             session.request, session.sampled = request, 0
             admitted.append(session)
@@ -266,14 +320,30 @@ class HFEngine:
             )
         return admitted
 
+    def _open(self, name: str) -> _Session:
+        """A new session in the next slot."""
+        session = _Session(name, len(self._by_slot), [])
+        self._sessions[name] = session
+        self._by_slot.append(session)
+        return session
+
+    def _slot_for(self, request: TailRequest) -> _Session | None:
+        """The request's session where its text fits; waiting games come first at a free slot."""
+        if len(request.token_ids) > self._max_len:
+            return None
+        session = self._sessions.get(request.session)
+        taken = self._waiting or len(self._by_slot) == self._max_sequences
+        return session or (None if taken else self._open(request.session))
+
     def _keep_prefix(self, session: _Session, prompt: tuple[int, ...]) -> None:
         """Leave in the cache what the prompt starts with, always less than the whole prompt."""
-        known = len(session.cached)
-        if session.cached != list(prompt[:known]):
+        cached = session.cached
+        kept = len(cached)
+        if cached != list(prompt[:kept]):
             self.cache_misses += 1
-            session.cached = []
-        elif known == len(prompt):
-            session.cached.pop()
+            pairs = enumerate(zip(cached, prompt, strict=False))
+            kept = next((i for i, (held, asked) in pairs if held != asked), len(prompt))
+        del cached[min(kept, len(prompt) - 1) :]
 
     def _target(self) -> int:
         if isinstance(self._min_finished, int):
@@ -282,17 +352,33 @@ class HFEngine:
 
     # -- forward passes ---------------------------------------------------------------------------
 
-    def _prefill_chunks(self, admitted: list[_Session]) -> Iterator[list[_Session]]:
-        """Group games by the number of tokens to run; a padded group fits ``max_batch_tokens``."""
-        chunk: list[_Session] = []
-        for session in sorted(admitted, key=_missing):  # stable: ties keep the order of arrival
+    def _padded_chunks(self, items: Iterable[T], width: Callable[[T], int]) -> Iterator[list[T]]:
+        """Group rows by the number of tokens to run; a padded group fits ``max_batch_tokens``."""
+        chunk: list[T] = []
+        for item in sorted(items, key=width):  # stable: ties keep the order of arrival
             # Sorted upwards, so the newest row is the widest.
-            if chunk and _missing(session) * (len(chunk) + 1) > self._max_batch_tokens:
+            if chunk and width(item) * (len(chunk) + 1) > self._max_batch_tokens:
                 yield chunk
                 chunk = []
-            chunk.append(session)
+            chunk.append(item)
         if chunk:
             yield chunk
+
+    def _run_tails(self, chunk: list[_Tail]) -> list[NDArray[np.float64]]:
+        """Run what the slots lack of some texts and score their tails."""
+        suffixes = [tail.suffix for tail in chunk]
+        found = tail_logps(
+            self._model,
+            self._cache,
+            suffixes,
+            [len(tail.session.cached) for tail in chunk],
+            [tail.request.length for tail in chunk],
+            torch.tensor([tail.session.slot for tail in chunk], device=self._device),
+        )
+        for tail, suffix in zip(chunk, suffixes, strict=True):
+            tail.session.cached.extend(suffix)
+            self._prefilled += len(suffix)
+        return found
 
     def _extend(self, chunk: list[_Session]) -> list[Completion]:
         """Run the tokens of the prompts that the cache lacks and sample the first new token."""

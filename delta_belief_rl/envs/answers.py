@@ -15,24 +15,49 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
+from delta_belief_rl.envs.lemmas import SyntaxReading, read_syntax, require_lemmas
 from delta_belief_rl.types import UserError
 
 VALIDITY_METHODS = ("length", "question", "multiple_questions", "sentence")
 """Rules that can make an action invalid, in the order in which they are tried."""
-POSITIVE_METHODS = ("regex", "exact")
-"""Rules that recognise the secret in an action, in the order in which they are tried."""
+POSITIVE_METHODS = ("syntax", "regex", "exact")
+"""Rules that recognise the secret in an action, in the order in which they are tried.
+
+They come after the others. ``syntax`` also makes an action invalid that asks nothing.
+"""
 JUDGE_WORDS = ("yes", "no", "repeated", "invalid", "finished")
 """The words of the 20 Questions judge."""
+UNRECOGNISED = "unrecognized"
+"""Reason of a judge's "invalid" that stands for a text which the published parser cannot read."""
+JUDGE_EXTRAS = (
+    "possible_overfit",
+    "repeated",
+    "multiple_questions",
+    "no_question",
+    "no_question_word",
+    "invalid_chars",
+    "too_long_word",
+    "too_long_action",
+    "too_short_action",
+    "invalid_by_judge",
+)
+"""Published names of what can be noticed about a question (``judge/extra/<name>``).
+
+The published rules never set ``possible_overfit``. A question that code found to be repeated has
+``repeated``, too.
+"""
 
 MAX_ACTION_CHARACTERS = 500
 MIN_ACTION_CHARACTERS = 2
 
 _QUOTES = str.maketrans(
     {
-        **dict.fromkeys("\u2018\u2019\u201a\u201b\u2032\u00b4`\u2039\u203a", "'"),
-        **dict.fromkeys("\u201c\u201d\u201e\u201f\u2033\u00ab\u00bb", '"'),
+        **dict.fromkeys("\u2018\u2019\u201a\u201b\u2032\u00b4`\u2039\u203a\u275b\u275c", "'"),
+        **dict.fromkeys("\u201c\u201d\u201e\u201f\u2033\u00ab\u00bb\u275d\u275e\u301d\u301e", '"'),
     }
 )
+_SELECTORS = re.compile("[\u034f\u180b-\u180d\ufe00-\ufe0f\U000e0100-\U000e01ef]")
+"""Marks that show nothing by themselves."""
 _OUTER = string.punctuation + string.whitespace + "\u00a1\u00bf\u2026\u2013\u2014\u00b7\u2022"
 _CONTROL = re.compile(r"[\u0000-\u001f\u007f-\u00a0\u2028\u2029]")
 _NOT_WORD = re.compile(r"[^\w\s-]|\d")
@@ -53,7 +78,22 @@ _OPENER = re.compile(
     r"(?:the (?:secret )?word\s+)?(?:(?:something |a thing )?(?:called|named)\s+)?"
 )
 _ARTICLE = re.compile(r"(?:an?|the|some)\s+")
-_LIST = re.compile(r"\bor\b|[,/;|&]|\beither\b|\band\s+(?:also\s+)?(?:is it|an?|the)\b")
+_LIST = re.compile(
+    # The comma of Arabic and of Chinese, the slashes that are no ASCII, dots between words.
+    r"[,/;|&\\\u060c\u3001\u2044\u2215\u2022\u00b7]|\s[-\u2013\u2014+]+\s"
+    r"|\b(?:n?or|n?either|versus|vs|one of (?:these|those|them|the following))\b"
+    r"|\b(?:and|maybe|perhaps|possibly)\s+(?:also\s+)?(?:is it|an?|the)\b"
+    r"|(?<=['\"])\s+(?=['\"])"
+    r"|\b(?:\d+[.):]|[a-e]\))\s*[^\W\d].*\b(?:\d+[.):]|[a-e]\))\s*[^\W\d]"
+)
+_BETWEEN = re.compile(
+    r"\bbetween\s+(?:an?\s+|the\s+)?(?!\d|(?:zero|one|two|three|four|five|six|seven|eight|nine|ten|"
+    r"eleven|twelve|twenty|fifty|a hundred|ages|years|sizes|hours)\b)[\w' -]+?\sand\s"
+)
+_ASIDE = re.compile(r"\(\s*(?:an?\s+|the\s+)?(?P<first>[^\W\d]+)(?:[\s-]+[^\W\d]+)?\s*\)")
+_EXPLAINS = re.compile(r"(?:for|in|of|on|with|like|as|not|at|to|from|by|about|over|under)\Z")
+"""First word of brackets that explain."""
+_BROKEN_LINE = re.compile(r"\bis (?:it|the)\b[^?]*[^\s?][ \t]*[\r\n]+\s*[^\s?]", re.IGNORECASE)
 _GUESS_START = re.compile(r"\bis (?:it|the (?:secret )?(?:word|thing|object|answer)|the secret)\b")
 _NAMED = re.compile(r"^(?:called|named|something called|a thing called)\b|^(?:an?|the)\s|^['\"]")
 
@@ -62,9 +102,9 @@ _NAMED = re.compile(r"^(?:called|named|something called|a thing called)\b|^(?:an
 def normalise(text: str) -> str:
     """Bring a text to the form in which texts are compared.
 
-    Unicode NFKC, invisible format characters (zero-width spaces and joiners, direction marks)
-    removed, case folded, curly quotes made straight, white space collapsed, outer quotes and
-    punctuation stripped. Applying it twice changes nothing.
+    Unicode NFKC, invisible characters (zero-width spaces and joiners, direction marks, variation
+    selectors) removed, case folded, curly quotes made straight, white space collapsed, outer quotes
+    and punctuation stripped. Applying it twice changes nothing.
 
     Example:
         >>> normalise("  \u201cIs it\u200b a DOG?\u201d ")
@@ -74,12 +114,18 @@ def normalise(text: str) -> str:
         return " ".join(text.lower().translate(_QUOTES).split()).strip(_OUTER)
     for _ in range(4):
         before = text
-        visible = "".join(c for c in text if unicodedata.category(c) != "Cf")
-        folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", visible).casefold())
+        folded = unicodedata.normalize("NFKC", _visible(text).casefold())
         text = " ".join(folded.translate(_QUOTES).split()).strip(_OUTER)
         if text == before:
             break
     return text
+
+
+def _visible(text: str) -> str:
+    """NFKC without invisible characters, quotes made straight."""
+    shown = "".join(c for c in _SELECTORS.sub("", text) if unicodedata.category(c) != "Cf")
+    # Quotes come first: NFKC takes the acute accent for a space with a combining mark.
+    return unicodedata.normalize("NFKC", shown.translate(_QUOTES)).translate(_QUOTES)
 
 
 def strip_fillers(text: str) -> str:
@@ -117,16 +163,13 @@ class Verification:
 
 
 def check_methods(methods: Collection[str]) -> None:
-    """Refuse unknown rule names.
+    """Refuse rules that cannot be used.
 
     Raises:
-        UserError: For ``syntax``, which needs a lemmatiser, and for names that do not exist.
+        UserError: For names that do not exist, and for ``syntax`` without its lemmatiser.
     """
     if "syntax" in methods:
-        raise UserError(
-            "verify_judge.methods contains 'syntax', which is not available in this version: "
-            "remove it, or use 'exact' to recognise the secret."
-        )
+        require_lemmas()
     unknown = sorted(set(methods) - {*VALIDITY_METHODS, *POSITIVE_METHODS})
     if unknown:
         known = ", ".join((*VALIDITY_METHODS, *POSITIVE_METHODS))
@@ -170,9 +213,15 @@ def verify_question(
             failed.append(problem)
             if short_circuit:
                 break
-    cut_short = short_circuit and bool(failed)
-    positive = not cut_short and _positive(a, y, methods)
-    diagnostics = list(failed)
+    diagnostics, positive = list(failed), False
+    if "syntax" in methods and not (short_circuit and failed):
+        syntax = read_syntax(a, y)
+        positive = syntax.names_secret
+        diagnostics += _syntax_notes(syntax)
+        if not (syntax.names_secret or syntax.asks):
+            failed.append("no_question_word")
+    if not (short_circuit and failed):
+        positive = _positive(a, y, methods) or positive
     if failed:
         answer = "invalid"
     elif positive:
@@ -203,9 +252,9 @@ def exact_match(action: str, secret: str) -> bool:
 def strict_guess(action: str, secret: str, aliases: Iterable[str] = ()) -> bool:
     """Whether the action guesses the secret, or an alias of it, directly and alone.
 
-    Accepted are "is it NAME?", "is the secret NAME?", "is the (secret) word NAME?", each with an
-    article, "called", quotes around the name and leading interjections. The question mark is
-    required. Hyphens count as spaces.
+    Accepted are "is it NAME?", "is the secret NAME?", "is the (secret) word NAME?" (or "thing",
+    "object", "answer"), each with an article, "called", quotes around the name and interjections
+    before or behind it. The question mark is required. Hyphens count as spaces.
 
     Example:
         >>> strict_guess("Is it the 'dog'?", "dog"), strict_guess("Is it a cat or a dog?", "dog")
@@ -230,14 +279,31 @@ def guess_form(action: str) -> bool:
 
 
 def candidate_list(action: str) -> bool:
-    """Whether the action offers alternatives: "or", commas, slashes, several guesses.
+    """Whether the action offers alternatives.
+
+    Seen are "or", "either", "between ... and ...", commas, slashes, dashes and other separators,
+    a second guess, names in quotes side by side, numbered items, lines of a list, and a name in
+    brackets behind a guess. Every comma counts, also one that lists nothing. What has no separator
+    cannot be told from a name of several words and is not seen: "dog cat horse", "dog and cat"; the
+    end of a sentence is no separator.
 
     Example:
         >>> candidate_list("Is it a cat, a dog or a cow?"), candidate_list("So, is it a dog?")
         (True, False)
     """
     text = strip_fillers(normalise(action))
-    return bool(_LIST.search(text)) or len(_GUESS_START.findall(text)) > 1
+    return (
+        bool(_LIST.search(text) or _BETWEEN.search(text) or _BROKEN_LINE.search(action))
+        or len(_GUESS_START.findall(text)) > 1
+        or _names_aside(action)
+    )
+
+
+def _names_aside(action: str) -> bool:
+    """Whether brackets behind a guess hold one more name, or several brackets stand in a row."""
+    asides = list(_ASIDE.finditer(action.lower()))
+    names = [match for match in asides if not _EXPLAINS.match(match["first"])]
+    return len(names) > 1 or (bool(names) and guess_form(action))
 
 
 def is_duplicate(action: str, earlier: Iterable[str]) -> bool:
@@ -259,7 +325,14 @@ def _validity_problem(method: str, action: str) -> str | None:
     return "invalid_chars" if _CONTROL.search(action) else None
 
 
+def _syntax_notes(syntax: SyntaxReading) -> list[str]:
+    """Diagnostics of the rule ``syntax``."""
+    notes = ["too_long_word"] if syntax.too_long_word else []
+    return notes if syntax.names_secret or syntax.asks else [*notes, "no_question_word"]
+
+
 def _positive(action: str, secret: str, methods: Collection[str]) -> bool:
+    """Whether ``regex`` or ``exact`` finds the secret."""
     if "regex" in methods:
         try:
             if re.search(secret, action, re.IGNORECASE):
@@ -282,8 +355,7 @@ def _outcome(word: str, answer: str) -> str:
 
 def _candidate(action: str) -> str | None:
     """The text after the opening of a direct guess, as a name key; None for any other action."""
-    visible = unicodedata.normalize("NFKC", action).translate(_QUOTES).rstrip().rstrip("'\" ")
-    if not visible.endswith("?"):
+    if not _visible(action).rstrip().rstrip("'\" ").endswith("?"):
         return None
     text = strip_fillers(normalise(action))
     match = _OPENER.match(text)
@@ -292,7 +364,7 @@ def _candidate(action: str) -> str | None:
 
 def _name_key(name: str) -> str:
     """A name in normal form: hyphens are spaces, quotes around the bare name are gone."""
-    key = re.sub(r"\s*-\s*", " ", normalise(name))
+    key = re.sub(r"\s*[-\u2010]\s*", " ", normalise(name))
     article = _ARTICLE.match(key)
     if article and key[article.end() :].startswith(("'", '"')):
         key = article.group() + key[article.end() :].strip(_OUTER)

@@ -21,12 +21,14 @@ class JudgeRequest:
     Attributes:
         history: Earlier (question, reply) pairs of this game, oldest first.
         key: Names the random stream and the cache entry of the call.
+        attempt: Earlier calls in which a judge read this request and found no answer.
     """
 
     task: Task
     action: str
     history: tuple[tuple[str, str], ...] = ()
     key: str = ""
+    attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,7 @@ class JudgeReply:
     cached: bool = False
     seconds: float = 0.0
     tokens: int = 0
-    """Tokens that the judge spent on this reply, where it says so."""
+    """Tokens that the judge read and wrote for this reply, where it says so."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,6 +106,10 @@ class TwentyQuestionsSettings:
         """The reply that the policy reads for a word of the judge, or for ``error``."""
         return self.notices.get(word, PUBLISHED_NOTICES[word])
 
+    def word(self, reply: str) -> str:
+        """The judge's word that ``notice`` made a reply of; any other reply as it is."""
+        return next((word for word in PUBLISHED_NOTICES if self.notice(word) == reply), reply)
+
 
 @dataclass(frozen=True, slots=True)
 class Reading:
@@ -300,6 +304,8 @@ class TwentyQuestions:
             verdict = self._decide(question, reading) or Verdict.INVALID
         else:
             verdict = self._corrected(question, reply, diagnostics)
+        if verdict is Verdict.REPEATED and "repeated" not in diagnostics:
+            diagnostics.append("repeated")
         text = self.settings.notice(_WORDS.get(verdict, "error"))
         refused = reading.is_list and self.settings.candidate_lists == "refuse"
         if reading.is_list:
@@ -324,8 +330,11 @@ class TwentyQuestions:
         """The judge's verdict after the published rules; appends to ``diagnostics``."""
         word = _WORDS.get(reply.verdict)
         if word is None:
-            diagnostics.append("judge_failed" if reply.verdict is Verdict.ERROR else "unrecognized")
+            failed = reply.verdict is Verdict.ERROR
+            diagnostics.append("judge_failed" if failed else answers.UNRECOGNISED)
             return Verdict.ERROR
+        if reply.reason == answers.UNRECOGNISED:
+            diagnostics.append(answers.UNRECOGNISED)
         replacement = self.settings.false_positive_behavior
         if self.settings.win_rule == "strict":
             # Only a direct guess wins, so a mention that the judge took for a win is at most a yes.
@@ -361,8 +370,9 @@ class TwentyQuestions:
             key = self._repeat_key(action.question, reading)
             state = replace(
                 state,
-                history=(*state.history, (action.question, outcome.reply)),
-                asked=(*state.asked, (key, outcome.verdict)),
+                history=(*state.history, (action.question, self.settings.word(outcome.reply))),
+                # What broke a rule of form was not answered: mended, it is a new question.
+                asked=(*state.asked, (key, outcome.verdict)) if reading.valid else state.asked,
             )
         self._state = state
 

@@ -21,6 +21,7 @@ class Series:
         points: ``(x, y)`` in order of x.
         dots: Draw the points as well, for series with few of them.
         faint: Draw it thin and pale, for raw values behind a mean.
+        dashed: Tells it from another line of the same colour.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Series:
     faint: bool = False
     band: Sequence[tuple[float, float, float]] = ()
     """``(x, low, high)`` intervals, drawn as whiskers."""
+    dashed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +144,7 @@ def _frame(
 def _series(series: Series, x: _Scale, y: _Scale, percent: bool) -> str:
     path = " ".join(f"{x(px)},{y(py)}" for px, py in series.points)
     style = 'stroke-width="1" stroke-opacity=".35"' if series.faint else 'stroke-width="2"'
+    style += ' stroke-dasharray="5 3"' if series.dashed else ""
     parts = [
         f'<polyline points="{path}" fill="none" stroke="{series.colour}" {style} '
         'stroke-linejoin="round" stroke-linecap="round"/>'

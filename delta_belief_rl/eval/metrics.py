@@ -8,6 +8,7 @@ the compatible one, as published; ``strict_pass@k/k`` is there as well.
 A game whose judge or engine failed has no outcome. The main numbers leave such games out; the same
 numbers with the suffix ``/errors_as_losses`` count them as lost, so that failures cannot flatter.
 ``n`` in a name is the number of games of a secret in the data; it is never taken from a setting.
+``docs/metrics.md`` lists every name with its meaning.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from collections.abc import Sequence, Set
 import numpy as np
 
 from delta_belief_rl.algo.shapers.channels import WinRule, is_void, iter_games
+from delta_belief_rl.envs.answers import normalise
+from delta_belief_rl.eval.source_metrics import source_metrics
 from delta_belief_rl.eval.statistics import (
     Interval,
     cluster_bootstrap,
@@ -25,7 +28,13 @@ from delta_belief_rl.eval.statistics import (
     pass_at_k,
     std_at_n,
 )
-from delta_belief_rl.eval.step_metrics import belief_metrics, count_duplicates, rollout_metrics
+from delta_belief_rl.eval.step_metrics import (
+    belief_metrics,
+    count_duplicates,
+    judge_classes,
+    judge_extras,
+    rollout_metrics,
+)
 from delta_belief_rl.types import FloatArray, Group, Verdict
 
 __all__ = [
@@ -144,6 +153,25 @@ def _rates(
     return out
 
 
+def _part(
+    groups: Sequence[Group], part: str, rule: str, draws: int, seed: int
+) -> dict[str, float]:
+    """Size, rates and pass@k of some of the secrets, under names that end in ``/part``."""
+    size = len({group.task.id for group in groups})
+    out = {f"val-core/secrets/{part}": float(size)}
+    if not size:
+        return out
+    for name, one in (("success_rate", rule), ("strict_success_rate", WinRule.STRICT)):
+        rate = success_rate(groups, one, draws=draws, seed=seed)
+        out[f"val-core/{name}/{part}"] = rate.value
+        out[f"val-core/{name}/ci_low/{part}"] = rate.low
+        out[f"val-core/{name}/ci_high/{part}"] = rate.high
+    for prefix, one in (("pass@k", rule), ("strict_pass@k", WinRule.STRICT)):
+        curve = pass_at_k_curve(win_matrix(groups, one))
+        out |= {f"{prefix}/{k}/{part}": value for k, value in curve.items()}
+    return out
+
+
 def _counts(groups: Sequence[Group]) -> dict[str, float]:
     """Invalid, repeated, duplicate and list questions, lengths, judge errors, beliefs."""
     games = [game for _, game in iter_games(groups)]
@@ -163,6 +191,8 @@ def _counts(groups: Sequence[Group]) -> dict[str, float]:
     }
     if played:
         out["val-aux/num_questions/mean"] = float(np.mean(played))
+    judged = judge_classes(turns) | judge_extras(turns)
+    out |= {f"val-core/{name}": value for name, value in judged.items()}
     return out | {f"val-aux/{name}": value for name, value in belief_metrics(games).items()}
 
 
@@ -171,6 +201,7 @@ def summarise(
     rule: str = WinRule.COMPATIBLE,
     *,
     train_secrets: Set[str] = frozenset(),
+    rewards: Sequence[float] | None = None,
     draws: int = 2000,
     seed: int = 0,
 ) -> dict[str, float]:
@@ -179,8 +210,10 @@ def summarise(
     Args:
         groups: One group for each secret.
         rule: What ``val-core/success_rate`` and ``pass@k`` follow.
-        train_secrets: Secrets of the training data, compared without regard to case; when some
-            occur here, ``/clean`` and ``/overlap`` rates are added.
+        train_secrets: Secrets of the training data, compared in normal form; when some occur here,
+            sizes, rates and pass@k of the secrets that do (``/overlap``) and of the others
+            (``/clean``) are added.
+        rewards: Sum of each game's rewards, in the order of the games; None leaves them out.
         draws: Bootstrap samples.
         seed: Names the bootstrap draws.
     """
@@ -196,12 +229,10 @@ def summarise(
         lost = pass_at_k_curve(win_matrix(groups, one, errors_as_losses=True))
         out |= {f"{prefix}/{k}": value for k, value in curve.items()}
         out |= {f"{prefix}/{k}/errors_as_losses": value for k, value in lost.items()}
-    known = {secret.lower() for secret in train_secrets}
-    overlap = [group for group in groups if group.task.secret.lower() in known]
+    known = {normalise(secret) for secret in train_secrets}
+    overlap = [group for group in groups if normalise(group.task.secret) in known]
     if overlap:
-        clean = [group for group in groups if group.task.secret.lower() not in known]
-        for part, chosen in (("overlap", overlap), ("clean", clean)):
-            for name, one in (("success_rate", rule), ("strict_success_rate", WinRule.STRICT)):
-                rate = success_rate(chosen, one, draws=draws, seed=seed)
-                out[f"val-core/{name}/{part}"] = rate.value
-    return out | _counts(groups)
+        clean = [group for group in groups if normalise(group.task.secret) not in known]
+        out |= _part(overlap, "overlap", rule, draws, seed)
+        out |= _part(clean, "clean", rule, draws, seed)
+    return out | _counts(groups) | source_metrics(groups, rule, rewards)

@@ -19,6 +19,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from delta_belief_rl.eval.charts import COLOURS, Series, line_chart, running_mean, stacked_bar
 from delta_belief_rl.obs.jsonl import read_records
+from delta_belief_rl.obs.metrics import NESTED_TIMINGS
 from delta_belief_rl.rollout.store import read_rows
 from delta_belief_rl.types import UserError
 
@@ -331,8 +332,8 @@ def time_split(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     totals: dict[str, float] = {}
     for record in records:
         for name, value in record.items():
-            if name.startswith("timing_s/") and name != "timing_s/step" and value:
-                part = name.removeprefix("timing_s/")
+            part = name.removeprefix("timing_s/")
+            if part not in (name, "step", *NESTED_TIMINGS) and value:
                 totals[part] = totals.get(part, 0.0) + float(value)
     steps = sum(1 for record in records if record.get("timing_s/step")) or len(records)
     ordered = sorted(

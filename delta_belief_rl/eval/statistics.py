@@ -79,7 +79,7 @@ def cluster_bootstrap(
     counts: Sequence[float] | FloatArray,
     *,
     draws: int = 2000,
-    seed: int = 0,
+    seed: int | np.random.Generator = 0,
     level: float = 0.95,
 ) -> Interval:
     """Interval of ``sum(totals) / sum(counts)`` when secrets are drawn again with replacement.
@@ -88,7 +88,7 @@ def cluster_bootstrap(
         totals: Sum of the quantity over the games of each secret, ``[S]``.
         counts: Games of each secret, ``[S]``; secrets without a game are left out.
         draws: Bootstrap samples.
-        seed: Names the draws.
+        seed: Names the draws; a generator is drawn from where it stands.
         level: Probability inside the interval.
     """
     total, count = np.asarray(totals, dtype=np.float64), np.asarray(counts, dtype=np.float64)

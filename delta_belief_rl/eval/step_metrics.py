@@ -2,8 +2,9 @@
 
 Differences in meaning from the reference, on purpose: means over turns run over turns that exist,
 not over unused columns; ``response_length/clip_ratio`` is the share of turns cut by the turn's
-token cap; ``critic/advantages/token_*`` are weighted by tokens; ``num_questions`` and rates cover
-games with an outcome.
+token cap; ``critic/{advantages,returns}/token_*`` are weighted by tokens; ``critic/returns`` are
+rewards still to come and not the advantages again; ``num_questions`` and rates cover games with an
+outcome. ``docs/metrics.md`` lists every name.
 """
 
 from __future__ import annotations
@@ -14,10 +15,21 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from delta_belief_rl.algo.base import Advantage
+from delta_belief_rl.algo.credit.groups import return_to_go
 from delta_belief_rl.algo.shapers.channels import WinRule, is_void, iter_games
-from delta_belief_rl.types import FloatArray, Group, Trajectory, Turn, TurnTable, Verdict
+from delta_belief_rl.envs.answers import JUDGE_EXTRAS
+from delta_belief_rl.types import BoolArray, FloatArray, Group, Trajectory, Turn, TurnTable, Verdict
 
 _JUDGE_WIN = "finished"
+JUDGE_CLASSES = (
+    "true_positives",
+    "false_positives",
+    "false_negatives",
+    "wrong_negatives",
+    "true_negatives",
+    "unrecognized",
+)
+"""What the rules can make of a judge's word."""
 
 
 def spread(prefix: str, values: FloatArray, parts: Sequence[str]) -> dict[str, float]:
@@ -35,7 +47,7 @@ def normalise_question(text: str) -> str:
 
 def count_duplicates(game: Trajectory) -> int:
     """Turns whose question, normalised, was asked before in the same game."""
-    questions = [normalise_question(turn.action) for turn in game.turns]
+    questions = [normalise_question(turn.asked) for turn in game.turns]
     return len(questions) - len(set(questions))
 
 
@@ -43,13 +55,14 @@ def judge_classes(turns: Iterable[Turn]) -> dict[str, float]:
     """Shares of the judge's words by what the rules made of them, ``judge/<class>``.
 
     Only turns with a ``raw_verdict`` of a judge that answers in words count, not those of free-text
-    environments. A word that names no verdict is ``unrecognized``.
+    environments and not failures, which are no words of the judge (``judge/error_rate``). A word
+    that names no verdict is ``unrecognized``. Without such a turn nothing is returned.
     """
     known = {str(verdict): verdict for verdict in Verdict} | {_JUDGE_WIN: Verdict.WIN}
-    counts: dict[str, int] = {}
+    counts: dict[str, int] = dict.fromkeys(JUDGE_CLASSES, 0)
     for turn in turns:
         word = turn.raw_verdict.strip().lower()
-        if not word or turn.verdict is Verdict.OTHER:
+        if not word or turn.verdict in (Verdict.OTHER, Verdict.ERROR):
             continue
         raw = known.get(word)
         if raw is None:
@@ -60,9 +73,24 @@ def judge_classes(turns: Iterable[Turn]) -> dict[str, float]:
             name = "false_positives"
         else:
             name = "false_negatives" if turn.verdict is Verdict.WIN else "wrong_negatives"
-        counts[name] = counts.get(name, 0) + 1
+        counts[name] += 1
     total = sum(counts.values())
-    return {f"judge/{name}": count / total for name, count in sorted(counts.items())}
+    return {f"judge/{name}": count / total for name, count in counts.items()} if total else {}
+
+
+def judge_extras(turns: Sequence[Turn]) -> dict[str, float]:
+    """Shares of all questions at which something was noticed, ``judge/extra/<tag>``.
+
+    Questions that code decided without asking the judge count, too. The published tags are always
+    there, others where they occur; without a question nothing is returned.
+    """
+    if not turns:
+        return {}
+    counts: dict[str, int] = dict.fromkeys(JUDGE_EXTRAS, 0)
+    for turn in turns:
+        for tag in dict.fromkeys(turn.diagnostics):
+            counts[tag] = counts.get(tag, 0) + 1
+    return {f"judge/extra/{tag}": count / len(turns) for tag, count in counts.items()}
 
 
 def belief_metrics(games: Iterable[Trajectory]) -> dict[str, float]:
@@ -120,7 +148,10 @@ def game_metrics(groups: Sequence[Group]) -> dict[str, float]:
             played = np.array([game.num_turns for game in known], dtype=np.float64)
             out |= spread("num_questions", played, ("mean", "max", "min"))
     out |= spread("response_length", lengths, ("mean", "max", "min"))
-    return out | belief_metrics(games) | judge_classes(turns)
+    responses = sum(len(game.token_ids) - game.turns[0].start for game in games if game.turns)
+    out["state_tokens(total)"] = float(lengths.sum())
+    out["state_tokens/coverage"] = float(lengths.sum() / max(responses, 1))
+    return out | belief_metrics(games) | judge_classes(turns) | judge_extras(turns)
 
 
 def credit_metrics(
@@ -144,22 +175,48 @@ def credit_metrics(
     for name, column in table.rewards.items():
         out[f"critic/channel_sum/{name}"] = float(column[valid].sum())
     out |= {f"critic/{name}": value for name, value in advantage.stats.items()}
-    return out | advantage_metrics(table, advantage)
-
-
-def advantage_metrics(table: TurnTable, advantage: Advantage) -> dict[str, float]:
-    """Token-level statistics of the advantages, without making the tokens."""
     used = table.valid & (advantage.weight > 0) & (table.n_tokens > 0)
+    values = advantage.turns if advantage.tokens is None else advantage.tokens
+    out |= token_metrics("critic/advantages", values, table, used)
+    return out | token_metrics("critic/returns", returns_to_come(table), table, used)
+
+
+def returns_to_come(table: TurnTable) -> FloatArray:
+    """Sum of all reward channels from each turn to the end of its game, undiscounted. ``[R]``.
+
+    Channels count where the shaper put them, so an outcome is paid once, whatever the estimator
+    makes of it.
+    """
+    total = np.where(table.valid, np.sum([np.zeros(table.num_rows), *table.rewards.values()], 0), 0)
+    if not table.num_rows:
+        return total
+    return return_to_go(table.grid(total), 1.0)[table.traj, table.turn]
+
+
+def token_metrics(
+    name: str, values: FloatArray, table: TurnTable, used: BoolArray
+) -> dict[str, float]:
+    """Statistics over the sampled tokens.
+
+    Args:
+        name: Prefix of the names.
+        values: Of each turn, which its tokens share, ``[R]``; or of each token, all rows end to
+            end, ``[n_tokens.sum()]``.
+        table: The turns.
+        used: Turns that count, ``[R]``.
+    """
     if not used.any():
         return {}
-    turns, tokens = advantage.turns[used], table.n_tokens[used].astype(np.float64)
-    games = table.traj[used]
+    tokens, games = table.n_tokens, table.traj
+    if len(values) != table.num_rows:
+        used, games = np.repeat(used, tokens), np.repeat(games, tokens)
+        tokens = np.ones(len(values), dtype=np.int64)
+    turns, tokens, games = values[used], tokens[used].astype(np.float64), games[used]
     size = np.bincount(games, weights=tokens)
     kept = size > 0
     first = np.bincount(games, weights=tokens * turns)[kept] / size[kept]
     second = np.bincount(games, weights=tokens * turns**2)[kept] / size[kept]
     mean = float(np.average(turns, weights=tokens))
-    name = "critic/advantages"
     return {
         f"{name}/mean_per_seq_mean": float(first.mean()),
         f"{name}/mean_per_seq_std": float(np.sqrt(np.maximum(second - first**2, 0)).mean()),

@@ -1,8 +1,10 @@
 """One front for many judge replicas: coalescing, deadlines, retries, a cache, and an error budget.
 
 A failed call is not an exception and never an answer: it is tried again on another replica, and
-    when the attempts are used up it becomes a reply with ``Verdict.ERROR`` and a reason. Only when
-    too many replies of a window are errors does the pool give up, with ``JudgePoolFailure``.
+when the attempts are used up it becomes a reply with ``Verdict.ERROR`` and a reason. A retry tells
+the judge how often judges found no answer before (``JudgeRequest.attempt``); a replica that did not
+reply has not read the request, so it does not count. Only when too many replies of a window are
+errors does the pool give up, with ``JudgePoolFailure``.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from delta_belief_rl.envs.base import Judge, JudgeReply, JudgeRequest
 from delta_belief_rl.types import Verdict
 
 ReplicaCall = Callable[[list[JudgeRequest]], Awaitable[list[JudgeReply]]]
-CacheKey = Callable[[JudgeRequest], Hashable]
+CacheKey = Callable[[JudgeRequest], Hashable | None]
+"""Names the cache entry of a request; None for a request that is not cached."""
 
 
 class ReplicaFailure(RuntimeError):
@@ -135,7 +138,7 @@ class JudgePool:
 
     Args:
         replicas: Each answers a list of requests with as many replies.
-        cache_key: Names the cache entry of a request; only for a judge that is a function of it.
+        cache_key: Only for a judge whose reply is a function of the key.
         failures: Further exception types of the transport that mean "try again elsewhere".
             Any other exception is a defect and is raised to the games that wait.
     """
@@ -177,11 +180,10 @@ class JudgePool:
         if self._failure is not None:
             raise JudgePoolFailure(str(self._failure)) from self._failure
         self._counts["calls"] += 1
-        if self._cache_key is not None:
-            hit = self._cache.get(self._cache_key(request))
-            if hit is not None:
-                self._counts["cached"] += 1
-                return replace(hit, cached=True, seconds=0.0)
+        hit = self._cache.get(self._key(request))
+        if hit is not None:
+            self._counts["cached"] += 1
+            return replace(hit, cached=True, seconds=0.0, tokens=0)
         future: asyncio.Future[JudgeReply] = asyncio.get_running_loop().create_future()
         item = _Item(request, future, time.monotonic())
         self._open[item] = None
@@ -255,19 +257,27 @@ class JudgePool:
 
     async def _call(self, lane: int, items: list[_Item]) -> None:
         try:
-            replies = await self._attempt(lane, [item.request for item in items])
+            replies, read = await self._attempt(lane, [item.request for item in items])
         finally:
             self._load[lane] -= len(items)
         for item, reply in zip(items, replies, strict=True):
             if reply.verdict is Verdict.ERROR:
+                if read:
+                    item.request = replace(item.request, attempt=item.request.attempt + 1)
                 self._failed(item, reply)
             else:
                 self._answered(item, reply)
         if self._pending and not self._scheduled:
             self._dispatch()
 
-    async def _attempt(self, lane: int, requests: list[JudgeRequest]) -> list[JudgeReply]:
-        """One call of one replica; its failure becomes error replies."""
+    async def _attempt(
+        self, lane: int, requests: list[JudgeRequest]
+    ) -> tuple[list[JudgeReply], bool]:
+        """One call of one replica; its failure becomes error replies.
+
+        Returns:
+            The replies, and whether they are the replica's own.
+        """
         limit = asyncio.timeout(self._settings.deadline)
         try:
             async with limit:
@@ -278,14 +288,18 @@ class JudgePool:
                 reason = f"judge {lane} did not answer within {self._settings.deadline:g} s"
             else:
                 reason = f"judge {lane} failed: {type(error).__name__}: {error}"
-            return [JudgeReply(Verdict.ERROR, reason=reason)] * len(requests)
+            return [JudgeReply(Verdict.ERROR, reason=reason)] * len(requests), False
         if len(replies) != len(requests):
             reason = f"judge {lane} gave {len(replies)} replies to {len(requests)} requests"
-            return [JudgeReply(Verdict.ERROR, reason=reason)] * len(requests)
-        return replies
+            return [JudgeReply(Verdict.ERROR, reason=reason)] * len(requests), False
+        return replies, True
+
+    def _key(self, request: JudgeRequest) -> Hashable | None:
+        return None if self._cache_key is None else self._cache_key(request)
 
     def _failed(self, item: _Item, reply: JudgeReply) -> None:
         self._reasons[reply.reason] += 1
+        self._counts["tokens"] += reply.tokens
         if item.attempts >= self._settings.max_attempts:
             self._settle(item, reply)
         elif not item.future.done():
@@ -295,8 +309,10 @@ class JudgePool:
             asyncio.get_running_loop().call_later(wait, self._queue, item)
 
     def _answered(self, item: _Item, reply: JudgeReply) -> None:
-        if self._cache_key is not None:
-            self._cache[self._cache_key(item.request)] = reply
+        key = self._key(item.request)
+        if key is not None:
+            self._cache[key] = reply
+        self._counts["tokens"] += reply.tokens
         self._settle(item, reply)
 
     def _settle(self, item: _Item, reply: JudgeReply) -> None:
@@ -304,7 +320,6 @@ class JudgePool:
         error = reply.verdict is Verdict.ERROR
         self._latency.append(seconds)
         self._counts["errors"] += error
-        self._counts["tokens"] += reply.tokens
         self._recent.append(error)
         if not item.future.done():
             item.future.set_result(replace(reply, seconds=seconds))

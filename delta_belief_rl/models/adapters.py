@@ -86,7 +86,7 @@ def add_lora(
                 f"No LoRA adapter {name!r} could be placed on target_modules={target_modules!r}: "
                 "name modules that this model has."
             ) from error
-    for parameter in _parameters(model, name).values():
+    for parameter in adapter_parameters(model, name).values():
         parameter.requires_grad_(trainable)
     return model
 
@@ -137,7 +137,7 @@ def adapter_state(model: Any, name: str = "default") -> AdapterArrays:
     Raises:
         UserError: There is no such adapter.
     """
-    return {key: _to_numpy(value) for key, value in _parameters(model, name).items()}
+    return {key: _to_numpy(value) for key, value in adapter_parameters(model, name).items()}
 
 
 def load_adapter_state(model: Any, name: str, state: Mapping[str, NDArray[np.float32]]) -> None:
@@ -152,7 +152,7 @@ def load_adapter_state(model: Any, name: str, state: Mapping[str, NDArray[np.flo
         UserError: No name matches, some names differ (they are listed), or a shape differs. Nothing
             has been written then.
     """
-    parameters = _parameters(model, name)
+    parameters = adapter_parameters(model, name)
     missing = sorted(parameters.keys() - state.keys())
     extra = sorted(state.keys() - parameters.keys())
     if len(missing) == len(parameters):
@@ -184,7 +184,7 @@ def copy_adapter(model: Any, source: str, target: str) -> None:
 
 def update_ema(model: Any, source: str, target: str, beta: float) -> None:
     """``target <- beta * target + (1 - beta) * source``, on each matrix separately."""
-    sources, targets = _parameters(model, source), _parameters(model, target)
+    sources, targets = adapter_parameters(model, source), adapter_parameters(model, target)
     if sources.keys() != targets.keys():
         raise UserError(
             f"Adapters {source!r} and {target!r} sit on different modules: configure both alike."
@@ -204,8 +204,12 @@ def state_checksum(state: Mapping[str, NDArray[np.float32]]) -> str:
     return digest.hexdigest()
 
 
-def _parameters(model: Any, name: str) -> dict[str, torch.nn.Parameter]:
-    """The adapter's parameters under PEFT's state-dict names."""
+def adapter_parameters(model: Any, name: str) -> dict[str, torch.nn.Parameter]:
+    """The adapter's live parameters under PEFT's state-dict names.
+
+    Raises:
+        UserError: There is no such adapter.
+    """
     if name not in adapter_names(model):
         names = ", ".join(adapter_names(model)) or "none"
         raise UserError(f"The model has no adapter {name!r} (it has: {names}): add it first.")

@@ -8,6 +8,10 @@ from types import FrameType
 TERMINATED = 128 + signal.SIGTERM
 """Exit status of a process that was asked to end, as a shell counts it."""
 
+COLLAPSED = 3
+"""Exit status of a run that stopped itself. Starting it again would end it in the same place, so
+this differs from 1, which a crash gives."""
+
 
 def exit_on_sigterm() -> None:
     """Make SIGTERM leave through ``SystemExit``, so that ``finally`` blocks and exit hooks run.

@@ -12,6 +12,11 @@ from pathlib import Path
 
 SumCount = tuple[float, float]
 
+NESTED_TIMINGS = frozenset({"ref", "belief_model", "update_ema"})
+"""Parts of a step that lie inside another part, so that a split of the step must not add them."""
+TOKEN_PARTS = ("gen", "old_log_prob", "ref", "adv", "update_actor")
+"""Parts of a step whose time is also given for each token."""
+
 
 class MetricSums:
     """Means by name, kept as ``(sum, count)`` until :meth:`means` is asked.
@@ -75,22 +80,44 @@ class StepTimers:
         return {f"timing_s/{name}": value for name, value in seconds.items()}
 
 
-def perf_metrics(total_tokens: int, step_seconds: float, num_devices: int = 1) -> dict[str, float]:
+def perf_metrics(
+    total_tokens: int, step_seconds: float, num_devices: int = 1, ranks_gb: float = 0.0
+) -> dict[str, float]:
     """``perf/*`` of a step.
 
     Args:
         total_tokens: Tokens of all games of the step, prompts included.
         num_devices: Training devices; throughput is tokens per second and device.
+        ranks_gb: Host memory of the training ranks' own processes, added to this one's.
     """
     return {
         "perf/total_num_tokens": float(total_tokens),
         "perf/time_per_step": step_seconds,
         "perf/throughput": total_tokens / max(step_seconds, 1e-9) / max(num_devices, 1),
-        "perf/cpu_memory_used_gb": _resident_bytes() / 2**30,
+        "perf/cpu_memory_used_gb": resident_bytes() / 2**30 + ranks_gb,
     }
 
 
-def _resident_bytes() -> float:
+def token_timings(
+    timings: Mapping[str, float], sampled_tokens: float, all_tokens: float
+) -> dict[str, float]:
+    """``timing_per_token_ms/<part>`` of the parts whose time grows with tokens.
+
+    Args:
+        timings: ``timing_s/<part>`` of one step; other names are passed over.
+        sampled_tokens: What ``gen`` is divided by.
+        all_tokens: What every other part is divided by.
+    """
+    out: dict[str, float] = {}
+    for part in TOKEN_PARTS:
+        seconds = timings.get(f"timing_s/{part}")
+        tokens = sampled_tokens if part == "gen" else all_tokens
+        if seconds is not None and tokens > 0:
+            out[f"timing_per_token_ms/{part}"] = 1000.0 * seconds / tokens
+    return out
+
+
+def resident_bytes() -> float:
     """Resident memory of this process in bytes; NaN on systems without ``/proc``."""
     status = Path("/proc/self/status")
     if not status.exists():

@@ -18,6 +18,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from delta_belief_rl.obs.metrics import NESTED_TIMINGS
+
 HEARTBEAT_SECONDS = 30.0
 ETA_STEPS = 5
 """The estimate of what is left follows the mean of this many last steps."""
@@ -93,10 +95,11 @@ def split_text(timings: Mapping[str, float], limit: int = 4) -> str:
 
     Args:
         timings: Seconds by ``timing_s/<part>`` or ``<part>``; ``step`` is the whole and is left
-            out.
+            out, as are parts inside other parts.
     """
     parts = {name.removeprefix("timing_s/"): seconds for name, seconds in timings.items()}
-    parts.pop("step", None)
+    for name in ("step", *NESTED_TIMINGS):
+        parts.pop(name, None)
     largest = sorted(parts.items(), key=lambda item: -item[1])[:limit]
     return ", ".join(
         f"{name} {format_seconds(seconds)}" for name, seconds in largest if seconds > 0

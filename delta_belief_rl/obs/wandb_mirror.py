@@ -10,6 +10,7 @@ import atexit
 import importlib
 import netrc
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -18,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from delta_belief_rl.types import UserError
+
+_PASS_AT_K = re.compile(r"pass@k/(\d+)")
 
 FINISH_SECONDS = 60.0
 """How long the end of a run waits for the last upload."""
@@ -127,10 +130,13 @@ class WandbMirror:
         return self._run is not None
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Mirror the metrics of a step; a failure is counted and forgotten."""
+        """Mirror the metrics of a step; a failure is counted and forgotten.
+
+        A pass@k curve among them is shown as the table ``pass@k/pass@k_table`` as well.
+        """
         run = self._run
         if run is not None:
-            self._guard("log", lambda: run.log(dict(metrics), step=step))
+            self._guard("log", lambda: run.log({**metrics, **_tables(metrics)}, step=step))
 
     def finish(self) -> None:
         """Flush and close, at most once, waiting no longer than ``FINISH_SECONDS``."""
@@ -168,6 +174,16 @@ class WandbMirror:
                 f"W&B: {what} failed ({type(error).__name__}: {error}); training goes on, "
                 "metrics.jsonl has it all, further failures are only counted."
             )
+
+
+def _tables(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """The metrics that W&B shows best as a table: one row for each ``k`` of ``pass@k/<k>``."""
+    found = [(_PASS_AT_K.fullmatch(name), value) for name, value in metrics.items()]
+    rows = sorted((int(match[1]), value) for match, value in found if match)
+    if not rows:
+        return {}
+    table = importlib.import_module("wandb").Table
+    return {"pass@k/pass@k_table": table(columns=["k", "pass@k"], data=[list(r) for r in rows])}
 
 
 def replay(records: Iterable[Mapping[str, Any]], mirror: WandbMirror) -> int:

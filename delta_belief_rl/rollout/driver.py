@@ -19,10 +19,26 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
-from delta_belief_rl.engines.base import Completion, Engine, GenRequest, SamplingParams
+import numpy as np
+from numpy.typing import NDArray
+
+from delta_belief_rl.engines.base import (
+    Completion,
+    Engine,
+    GenRequest,
+    SamplingParams,
+    TailRequest,
+)
 from delta_belief_rl.engines.pump import EngineRouter
 from delta_belief_rl.envs.base import Env, JudgeReply, JudgeRequest
-from delta_belief_rl.rollout.game import AsyncJudge, Chat, GameId, GameSettings, play_game
+from delta_belief_rl.rollout.game import (
+    AsyncJudge,
+    Chat,
+    Chooser,
+    GameId,
+    GameSettings,
+    play_game,
+)
 from delta_belief_rl.types import Group, Task, Trajectory
 
 T = TypeVar("T")
@@ -97,12 +113,18 @@ class _Tracked:
 
 
 class _TrackedEngine:
-    def __init__(self, engine: Engine, calls: _Tracked) -> None:
+    def __init__(self, engine: EngineRouter, calls: _Tracked) -> None:
         self._engine = engine
         self._calls = calls
 
     async def generate(self, request: GenRequest) -> Completion:
         return await self._calls.run(self._engine.generate(request))
+
+    async def generate_all(self, requests: Sequence[GenRequest]) -> list[Completion]:
+        return await self._calls.run(self._engine.generate_all(requests))
+
+    async def score_all(self, requests: Sequence[TailRequest]) -> list[NDArray[np.float64]]:
+        return await self._calls.run(self._engine.score_all(requests))
 
     async def release(self, session: str) -> None:
         await self._engine.release(session)
@@ -147,6 +169,7 @@ class RolloutDriver:
         max_games: Most games alive at a time.
         run_seed: Root of every random number.
         run_id: Stamped on every trajectory.
+        make_chooser: What takes the turns of one game of a task; None takes what is sampled.
         on_progress: Called after each game with (games done, games in all).
         on_heartbeat: Called every ``heartbeat_seconds`` with what is outstanding.
     """
@@ -162,6 +185,7 @@ class RolloutDriver:
         max_games: int,
         run_seed: int,
         run_id: str = "",
+        make_chooser: Callable[[Task], Chooser] | None = None,
         on_progress: Callable[[int, int], None] | None = None,
         on_heartbeat: Callable[[Heartbeat], None] | None = None,
         heartbeat_seconds: float = 30.0,
@@ -178,6 +202,7 @@ class RolloutDriver:
         self._max_games = max_games
         self._run_seed = run_seed
         self._run_id = run_id
+        self._make_chooser = make_chooser
         self._on_progress = on_progress
         self._on_heartbeat = on_heartbeat
         self._heartbeat_seconds = heartbeat_seconds
@@ -293,8 +318,9 @@ class RolloutDriver:
         if self._router.deterministic:
             self._router.bind(identity.session(job.task.id), lane)
         env = self._make_env(job.task)
+        chooser = self._make_chooser(job.task) if self._make_chooser is not None else None
         return await play_game(
-            env, self._engine, self._judge, self._chat, current.settings, identity
+            env, self._engine, self._judge, self._chat, current.settings, identity, chooser
         )
 
     async def _beat(self) -> None:

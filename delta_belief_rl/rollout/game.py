@@ -3,6 +3,9 @@
 The transcript is a list of token ids that only grows. Sampled ids are appended as they were
 sampled; the environment's text is rendered once, when it is appended. Nothing is decoded and
 encoded again.
+
+How a game comes to its next action is up to a ``Chooser``. The usual one takes what is sampled;
+``rollout.candidates`` has one that tries several actions first.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from delta_belief_rl.engines.base import (
 )
 from delta_belief_rl.envs.base import Action, Env, JudgeReply, JudgeRequest, Outcome
 from delta_belief_rl.rollout.seeds import turn_seed
-from delta_belief_rl.types import Message, StopReason, Trajectory, Turn, Verdict
+from delta_belief_rl.types import Candidate, Message, StopReason, Trajectory, Turn, Verdict
 
 
 class AsyncJudge(Protocol):
@@ -98,6 +101,79 @@ class GameId:
         return f"{self.phase}/{self.step:08d}/{task_id}/{self.game:05d}"
 
 
+@dataclass(frozen=True, slots=True)
+class GameParts:
+    """Everything that takes part in one game and stays the same from turn to turn."""
+
+    env: Env
+    engine: Engine
+    judge: AsyncJudge
+    chat: Chat
+    settings: GameSettings
+    identity: GameId
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """The action that a game takes; the environment has applied it already.
+
+    Attributes:
+        completion: The sampled tokens, with the log-probs of the sampler.
+        text: What the environment has read.
+        reply: The judge's; None where it was not asked.
+        candidates: What the action was chosen from.
+    """
+
+    completion: Completion
+    text: str
+    action: Action
+    reply: JudgeReply | None
+    outcome: Outcome
+    engine_seconds: float
+    judge_seconds: float
+    candidates: tuple[Candidate, ...] = ()
+
+
+class Chooser(Protocol):
+    """How a game comes to its next action. One object serves one game."""
+
+    def sessions(self, session: str, /) -> tuple[str, ...]:
+        """Every engine session that the game uses, given the name of its own."""
+        ...
+
+    async def move(self, parts: GameParts, request: GenRequest, index: int, /) -> Move | None:
+        """Take turn ``index``.
+
+        Args:
+            request: How one action is sampled here: the stream so far, its seed and its limits.
+
+        Returns:
+            None when the engine has failed.
+        """
+        ...
+
+
+class FirstSample:
+    """The action is what the policy says."""
+
+    def sessions(self, session: str, /) -> tuple[str, ...]:
+        """The game's own session."""
+        return (session,)
+
+    async def move(self, parts: GameParts, request: GenRequest, index: int, /) -> Move | None:
+        """Sample one action and let the environment answer it."""
+        clock = parts.settings.clock
+        began = clock()
+        completion = await parts.engine.generate(request)
+        engine_seconds = clock() - began
+        if is_failed(completion):
+            return None
+        text = action_text(parts.chat, completion, request.sampling.stop_token_ids)
+        began = clock()
+        action, reply, outcome = await _respond(parts.env, parts.judge, text)
+        return Move(completion, text, action, reply, outcome, engine_seconds, clock() - began)
+
+
 @dataclass(slots=True)
 class _Stream:
     """The growing game."""
@@ -114,22 +190,28 @@ async def play_game(
     chat: Chat,
     settings: GameSettings,
     identity: GameId,
+    chooser: Chooser | None = None,
 ) -> Trajectory:
     """Play one game to its end.
 
     A failed engine call ends the game with ``ENGINE_FAILED``; a failed judge call costs one turn
     with ``Verdict.ERROR``. Earlier turns are kept in either case.
 
+    Args:
+        chooser: Takes every turn of this game; ``FirstSample`` when None.
+
     Returns:
         The trajectory; its stream ends with the last reply and the header of the turn after it.
     """
     task = env.task
     stream = _Stream(ids=list(chat.open_ids(task.messages)), turns=[])
-    session = identity.session(task.id)
+    chooser = chooser or FirstSample()
     try:
-        stop = await _play(env, engine, judge, chat, settings, identity, stream)
+        parts = GameParts(env, engine, judge, chat, settings, identity)
+        stop = await _play(parts, chooser, stream)
     finally:
-        await engine.release(session)
+        for session in chooser.sessions(identity.session(task.id)):
+            await engine.release(session)
     return Trajectory(
         task=task,
         game=identity.game,
@@ -141,59 +223,55 @@ async def play_game(
     )
 
 
-async def _play(
-    env: Env,
-    engine: Engine,
-    judge: AsyncJudge,
-    chat: Chat,
-    settings: GameSettings,
-    identity: GameId,
-    stream: _Stream,
-) -> StopReason:
+async def _play(parts: GameParts, chooser: Chooser, stream: _Stream) -> StopReason:
     """Turn after turn until there is a reason to stop."""
+    settings, env = parts.settings, parts.env
     for index in range(settings.max_turns):
         budget = turn_budget(settings, len(stream.ids))
         if budget <= 0:
             return StopReason.CONTEXT_FULL
         state_key, progress = _state_key(env), _progress(env)
-        request = _request(env, chat, settings, identity, index, budget, stream.ids)
-        began = settings.clock()
-        completion = await engine.generate(request)
-        engine_seconds = settings.clock() - began
-        if completion.finish is FinishReason.ERROR or not completion.token_ids:
+        request = _request(parts, index, budget, stream.ids)
+        move = await chooser.move(parts, request, index)
+        if move is None:
             return StopReason.ENGINE_FAILED
-        start, end = _append_action(chat, completion, stream.ids)
-        text = action_text(chat, completion, request.sampling.stop_token_ids)
-        began = settings.clock()
-        action, reply, outcome = await _respond(env, judge, text)
-        stream.ids.extend(chat.reply_ids(outcome.reply))
-        stream.turns.append(
-            Turn(
-                index=index,
-                start=start,
-                end=end,
-                logprobs=completion.logprobs,
-                adapter_version=completion.adapter_version,
-                action=text,
-                reply=outcome.reply,
-                verdict=outcome.verdict,
-                strict_win=outcome.strict_win,
-                compatible_win=outcome.compatible_win,
-                is_guess=outcome.is_guess,
-                is_list=outcome.is_list,
-                truncated=completion.finish is FinishReason.LENGTH,
-                state_key=state_key,
-                action_key=outcome.action_key or _action_key(env, action),
-                progress=progress,
-                judge_seconds=settings.clock() - began,
-                engine_seconds=engine_seconds,
-                raw_verdict=_raw_verdict(reply),
-            )
-        )
-        stop = _after(outcome, stream, settings)
+        start = len(stream.ids)
+        stream.ids.extend(closed_ids(parts.chat, move.completion))
+        stream.ids.extend(parts.chat.reply_ids(move.outcome.reply))
+        stream.turns.append(_turn(env, move, index, start, state_key, progress))
+        stop = _after(move.outcome, stream, settings)
         if stop is not None:
             return stop
     return StopReason.TURN_LIMIT
+
+
+def _turn(env: Env, move: Move, index: int, start: int, state_key: str, progress: float) -> Turn:
+    """The record of a move whose tokens begin at ``start``."""
+    completion, outcome, question = move.completion, move.outcome, move.action.question
+    return Turn(
+        index=index,
+        start=start,
+        end=start + len(completion.token_ids),
+        logprobs=completion.logprobs,
+        adapter_version=completion.adapter_version,
+        action=move.text,
+        reply=outcome.reply,
+        verdict=outcome.verdict,
+        strict_win=outcome.strict_win,
+        compatible_win=outcome.compatible_win,
+        is_guess=outcome.is_guess,
+        is_list=outcome.is_list,
+        truncated=completion.finish is FinishReason.LENGTH,
+        state_key=state_key,
+        action_key=outcome.action_key or _action_key(env, move.action),
+        progress=progress,
+        judge_seconds=move.judge_seconds,
+        engine_seconds=move.engine_seconds,
+        raw_verdict=_raw_verdict(move.reply),
+        diagnostics=outcome.diagnostics,
+        question="" if question is None or question == move.text.strip() else question,
+        candidates=move.candidates,
+    )
 
 
 def turn_budget(settings: GameSettings, used: int) -> int:
@@ -207,44 +285,41 @@ def action_text(chat: Chat, completion: Completion, stop_ids: tuple[int, ...]) -
     return chat.decode(ids[:-1] if ids[-1] in stop_ids else ids)
 
 
-def _request(
-    env: Env,
-    chat: Chat,
-    settings: GameSettings,
-    identity: GameId,
-    index: int,
-    budget: int,
-    ids: list[int],
-) -> GenRequest:
-    stops = settings.sampling.stop_token_ids
-    if chat.eot_id not in stops:
-        stops = (chat.eot_id, *stops)
+def is_failed(completion: Completion) -> bool:
+    """Whether the engine gave no tokens to go on with."""
+    return completion.finish is FinishReason.ERROR or not completion.token_ids
+
+
+def closed_ids(chat: Chat, completion: Completion) -> tuple[int, ...]:
+    """The sampled ids; an end-of-turn token that was not sampled follows them, untrained."""
+    ids = completion.token_ids
+    return ids if ids[-1] == chat.eot_id else (*ids, chat.eot_id)
+
+
+def needs_judge(action: Action) -> bool:
+    """Whether the judge is asked: only about a question that could be parsed."""
+    return action.question is not None and action.needs_judge
+
+
+def _request(parts: GameParts, index: int, budget: int, ids: list[int]) -> GenRequest:
+    sampling, identity, task = parts.settings.sampling, parts.identity, parts.env.task
+    stops = sampling.stop_token_ids
+    if parts.chat.eot_id not in stops:
+        stops = (parts.chat.eot_id, *stops)
     return GenRequest(
-        session=identity.session(env.task.id),
+        session=identity.session(task.id),
         prompt_ids=tuple(ids),
-        seed=turn_seed(identity.run_seed, env.task.id, identity.step, identity.game, index),
-        sampling=replace(settings.sampling, max_tokens=budget, stop_token_ids=stops),
+        seed=turn_seed(identity.run_seed, task.id, identity.step, identity.game, index),
+        sampling=replace(sampling, max_tokens=budget, stop_token_ids=stops),
     )
-
-
-def _append_action(chat: Chat, completion: Completion, ids: list[int]) -> tuple[int, int]:
-    """Append the sampled ids; returns their span. A missing end-of-turn token follows untrained."""
-    start = len(ids)
-    ids.extend(completion.token_ids)
-    end = len(ids)
-    if completion.token_ids[-1] != chat.eot_id:
-        ids.append(chat.eot_id)
-    return start, end
 
 
 async def _respond(
     env: Env, judge: AsyncJudge, text: str
 ) -> tuple[Action, JudgeReply | None, Outcome]:
-    """The environment's reaction; the judge is asked only about a question that could be parsed."""
+    """The environment's reaction."""
     action = env.parse(text)
-    reply = None
-    if action.question is not None and action.needs_judge:
-        reply = await judge.ask(env.judge_request(action))
+    reply = await judge.ask(env.judge_request(action)) if needs_judge(action) else None
     return action, reply, env.apply(action, reply)
 
 
@@ -260,11 +335,12 @@ def _after(outcome: Outcome, stream: _Stream, settings: GameSettings) -> StopRea
 
 
 def _raw_verdict(reply: JudgeReply | None) -> str:
-    """The judge's own word; for a failed call, why it failed."""
+    """The judge's own word; for a failed call, why it failed and what the judge wrote instead."""
     if reply is None:
         return ""
     if reply.verdict is Verdict.ERROR:
-        return f"error: {reply.reason}" if reply.reason else "error"
+        parts = ("error", reply.reason, reply.text)
+        return ": ".join(part for part in parts if part)
     return reply.text or reply.verdict.value
 
 

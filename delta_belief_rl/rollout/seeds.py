@@ -28,3 +28,18 @@ def named_seed(*names: str | int) -> int:
 def turn_seed(run_seed: int, task_id: str, step_or_epoch: int, game: int, turn: int) -> int:
     """The 64-bit seed from which the tokens of one turn are drawn."""
     return named_seed("turn", run_seed, task_id, step_or_epoch, game, turn)
+
+
+def named_uniform(*names: str | int) -> float:
+    """A uniform number in [0, 1) for the single choice with this name."""
+    # As many bits as a float holds, so that rounding never gives 1.
+    return (named_seed(*names) >> 11) * 2.0**-53
+
+
+def candidate_seed(
+    run_seed: int, task_id: str, step_or_epoch: int, game: int, turn: int, number: int
+) -> int:
+    """The 64-bit seed of one candidate of a turn; the first one is what the turn alone draws."""
+    if number == 0:
+        return turn_seed(run_seed, task_id, step_or_epoch, game, turn)
+    return named_seed("candidate", run_seed, task_id, step_or_epoch, game, turn, number)

@@ -12,12 +12,14 @@ import gzip
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from delta_belief_rl.types import (
+    Candidate,
     Group,
     Message,
     StopReason,
@@ -61,10 +63,15 @@ class ReadReport:
 
 @dataclass(frozen=True, slots=True)
 class RowReport:
-    """The lines of a file as objects, and what could not be read."""
+    """The lines of a file as objects, and what could not be read.
+
+    Attributes:
+        numbers: Line number of each row, counted from 1.
+    """
 
     rows: tuple[dict[str, Any], ...]
     damaged: tuple[DamagedLine, ...]
+    numbers: tuple[int, ...] = ()
 
 
 def to_row(
@@ -166,18 +173,20 @@ def write_groups(
 def read_rows(path: str | os.PathLike[str]) -> RowReport:
     """The lines of a file (``.gz`` too) as objects; also reads the published files.
 
+    A compressed file that breaks off gives the lines before the break, and one damaged line.
+
     Raises:
-        UserError: The file does not exist.
+        UserError: The file does not exist or may not be read.
     """
-    rows: list[dict[str, Any]] = []
+    rows: dict[int, dict[str, Any]] = {}
     damaged: list[DamagedLine] = []
     for number, text in _lines(Path(path)):
         row = _parsed(text)
         if isinstance(row, str):
             damaged.append(DamagedLine(number, row))
         else:
-            rows.append(row)
-    return RowReport(tuple(rows), tuple(damaged))
+            rows[number] = row
+    return RowReport(tuple(rows.values()), tuple(damaged), tuple(rows))
 
 
 def read_trajectories(path: str | os.PathLike[str], run_id: str | None = None) -> ReadReport:
@@ -210,21 +219,37 @@ def read_trajectories(path: str | os.PathLike[str], run_id: str | None = None) -
     return ReadReport(tuple(games), tuple(damaged))
 
 
-def _lines(path: Path) -> Iterable[tuple[int, bytes]]:
+def _lines(path: Path) -> Iterator[tuple[int, bytes | str]]:
+    """Number and bytes of every line that is not blank.
+
+    Where compressed data breaks off, the last entry holds the reason in place of the bytes.
+    """
     if not path.is_file():
         raise UserError(f"there is no rollout file {path}")
     opener = gzip.open if path.suffix == ".gz" else open
-    with opener(path, "rb") as file:
-        for number, line in enumerate(file, start=1):
-            if line.strip():
-                yield number, line
+    number = 0
+    try:
+        with opener(path, "rb") as file:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    yield number, line
+    except (EOFError, zlib.error) as error:
+        yield number + 1, f"the compressed data is damaged and ends here: {error}"
+    except gzip.BadGzipFile as error:  # a checksum: it does not say where the damage is
+        yield number + 1, f"the compressed data is damaged, lines above may be too: {error}"
+    except OSError as error:
+        raise UserError(
+            f"{path} cannot be read ({error.strerror}): copy the file again."
+        ) from error
 
 
-def _parsed(line: bytes) -> dict[str, Any] | str:
+def _parsed(line: bytes | str) -> dict[str, Any] | str:
     """The object of a line, or why it is none."""
+    if isinstance(line, str):
+        return line
     try:
         row: Any = json.loads(line.decode("utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # ValueError: no JSON, no UTF-8, a huge integer
         return f"not JSON: {error}"
     return row if isinstance(row, dict) else f"not an object: {type(row).__name__}"
 
@@ -245,6 +270,7 @@ def _turn_row(turn: Turn) -> dict[str, Any]:
     row = asdict(turn)
     row["logprobs"] = [_plain(p) for p in turn.logprobs]
     row["verdict"] = turn.verdict.value
+    row["candidates"] = [_candidate_row(candidate) for candidate in turn.candidates]
     return row
 
 
@@ -252,7 +278,25 @@ def _turn(row: Mapping[str, Any]) -> Turn:
     fields = dict(row)
     fields["logprobs"] = tuple(float(p) for p in fields["logprobs"])
     fields["verdict"] = Verdict(fields["verdict"])
+    fields["diagnostics"] = tuple(fields.get("diagnostics", ()))
+    fields["candidates"] = tuple(_candidate(entry) for entry in fields.get("candidates", ()))
     return Turn(**fields)
+
+
+def _candidate_row(candidate: Candidate) -> dict[str, Any]:
+    row = asdict(candidate)
+    for name in ("belief", "delta"):
+        row[name] = None if row[name] is None else _plain(row[name])
+    row["verdict"] = candidate.verdict.value
+    return row
+
+
+def _candidate(row: Mapping[str, Any]) -> Candidate:
+    fields = dict(row)
+    for name in ("belief", "delta"):
+        fields[name] = None if fields[name] is None else float(fields[name])
+    fields["verdict"] = Verdict(fields["verdict"])
+    return Candidate(**fields)
 
 
 def _task(row: Mapping[str, Any]) -> Task:

@@ -9,8 +9,12 @@ its tokenizer does.
 Where a stream built this way differs from rendering all messages at once, ``ChatFormat.difference``
 says so. The usual cause is a template that drops thinking blocks from earlier turns: the stream
 keeps what the model really saw. ``thinking_history="strip"`` leaves the *empty* block of a
-non-thinking model's header out everywhere instead, so that history and header agree; sampled
-thinking is always kept.
+non-thinking model's header out everywhere instead, so that history and header agree. Sampled
+thoughts are always kept, because without them a stream would not grow by appending; together with
+``enable_thinking`` the policy ``strip`` is refused.
+
+A message that is scored and not sampled stands outside of any thought: ``no_thought`` is what a
+thinking model's header lacks of the empty block that its template puts before a last answer.
 """
 
 from __future__ import annotations
@@ -30,8 +34,12 @@ ThinkingHistory = Literal["keep", "strip"]
 
 _CACHED_TEXTS = 1 << 16
 """Replies and questions recur all the time; tokenising them anew costs more than a small model."""
+_CACHED_CHARACTERS, _CACHED_IDS = 2_000, 200
+"""Longer texts, such as prompts of a judge with its rules and a history, hardly ever recur."""
 
 _EMPTY_THINKING = re.compile(r"<think>\s*</think>\s*$")
+_REST_OF_THINKING = re.compile(r"(?:<think>)?\s*</think>\s*")
+"""An empty block, or what follows a header that opens one."""
 # Letters only: a template may trim or split at anything else.
 _USER, _ASSISTANT, _REPLY = "QZUSERZQ", "QZASSISTANTZQ", "QZREPLYZQ"
 
@@ -52,6 +60,8 @@ class ChatFormat:
         assistant_suffix: The same between content and end-of-turn token.
         trims: The template removes white space around a message.
         special: Matches the text of any control token.
+        no_thought: Template text between the header and a message that has no thought; empty where
+            the header closes its block itself, and for models that do not think.
         difference: Empty when an incrementally built conversation equals the full render; else one
             sentence.
     """
@@ -66,6 +76,7 @@ class ChatFormat:
     assistant_suffix: str
     trims: bool
     special: re.Pattern[str]
+    no_thought: str = ""
     difference: str = ""
 
     @classmethod
@@ -78,8 +89,8 @@ class ChatFormat:
         """Read the format off the tokenizer's chat template.
 
         Raises:
-            UserError: There is no template, it cannot render alternating messages, or it ends an
-                assistant's turn with no special token.
+            UserError: There is no template, it cannot render alternating messages, it ends an
+                assistant's turn with no special token, or sampled thoughts would be stripped.
         """
         if thinking_history not in ("keep", "strip"):
             raise UserError(
@@ -91,6 +102,11 @@ class ChatFormat:
                 "chat_template.jinja beside its tokenizer."
             )
         kwargs = dict(chat_template_kwargs or {})
+        if thinking_history == "strip" and kwargs.get("enable_thinking"):
+            raise UserError(
+                "thinking_history='strip' takes sampled thoughts out of later prompts, so a game "
+                "would be no single stream of tokens: use 'keep', or enable_thinking=false."
+            )
         if not tokenizer.is_fast:
             raise UserError(
                 "The tokenizer gives no character offsets: use a model with a tokenizer.json."
@@ -110,6 +126,7 @@ class ChatFormat:
             assistant_suffix=parts.assistant_suffix,
             trims=parts.trims,
             special=_special_pattern(tokenizer),
+            no_thought=_no_thought(tokenizer, kwargs) if thinking_history == "keep" else "",
         )
         return replace(draft, difference=_difference(draft))
 
@@ -143,6 +160,11 @@ class ChatFormat:
     def assistant_text(self, text: str) -> str:
         """The text between an assistant's header and its end-of-turn token."""
         return self.assistant_prefix + text + self.assistant_suffix
+
+    @property
+    def no_thought_ids(self) -> tuple[int, ...]:
+        """``no_thought`` as tokens."""
+        return _plain_ids(self.tokenizer, self.no_thought, split_special=False)
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Ids of plain text: no control tokens, no truncation, nothing added."""
@@ -244,6 +266,18 @@ def _read_template(tokenizer: Any, kwargs: Mapping[str, Any]) -> _Template:
     )
 
 
+def _no_thought(tokenizer: Any, kwargs: Mapping[str, Any]) -> str:
+    """Compare the header of a turn with how the template renders a last answer."""
+    if "</think>" not in str(tokenizer.chat_template):
+        return ""
+    messages = [Message("user", _USER), Message("assistant", _ASSISTANT)]
+    header = _render(tokenizer, messages[:1], kwargs, header=True).rpartition(_USER)[2]
+    answer = _render(tokenizer, messages, kwargs, header=False).rpartition(_USER)[2]
+    rest = answer.partition(_ASSISTANT)[0]
+    rest = rest.removeprefix(header) if rest.startswith(header) else ""
+    return rest if _REST_OF_THINKING.fullmatch(rest) else ""
+
+
 def _is_trimmed(tokenizer: Any, kwargs: Mapping[str, Any]) -> bool:
     """A tab is removed by trimming, and no template puts one beside a message."""
     padded = [Message("user", f"\t{_USER}\t")]
@@ -252,7 +286,9 @@ def _is_trimmed(tokenizer: Any, kwargs: Mapping[str, Any]) -> bool:
 
 def _difference(chat: ChatFormat) -> str:
     """Compare a conversation built step by step with its full render."""
-    texts = ("Think of a thing.", "Is it alive?", "No.", "Is it made of wood?", "Yes, it is.")
+    thought = "<think>\nHm.\n</think>\n\n" if chat.template_kwargs.get("enable_thinking") else ""
+    asked = [thought + text for text in ("Is it alive?", "Is it made of wood?")]
+    texts = ("Think of a thing.", asked[0], "No.", asked[1], "Yes, it is.")
     roles = ("user", "assistant", "user", "assistant", "user")
     messages = [Message(role, text) for role, text in zip(roles, texts, strict=True)]
     stream = chat.open_ids(messages[:1])
@@ -298,8 +334,18 @@ def _render(
     return str(text)
 
 
-@lru_cache(maxsize=_CACHED_TEXTS)
 def _plain_ids(tokenizer: Any, text: str, split_special: bool) -> tuple[int, ...]:
+    encode = _encoded if len(text) <= _CACHED_CHARACTERS else _encoded.__wrapped__
+    return encode(tokenizer, text, split_special)
+
+
+def _text_of(tokenizer: Any, ids: tuple[int, ...], skip: bool) -> str:
+    decode = _decoded if len(ids) <= _CACHED_IDS else _decoded.__wrapped__
+    return decode(tokenizer, ids, skip)
+
+
+@lru_cache(maxsize=_CACHED_TEXTS)
+def _encoded(tokenizer: Any, text: str, split_special: bool) -> tuple[int, ...]:
     ids = tokenizer.encode(
         text, add_special_tokens=False, truncation=False, split_special_tokens=split_special
     )
@@ -307,7 +353,7 @@ def _plain_ids(tokenizer: Any, text: str, split_special: bool) -> tuple[int, ...
 
 
 @lru_cache(maxsize=_CACHED_TEXTS)
-def _text_of(tokenizer: Any, ids: tuple[int, ...], skip: bool) -> str:
+def _decoded(tokenizer: Any, ids: tuple[int, ...], skip: bool) -> str:
     return str(
         tokenizer.decode(list(ids), skip_special_tokens=skip, clean_up_tokenization_spaces=False)
     )

@@ -32,6 +32,7 @@ from delta_belief_rl.belief.branched import (
     score_batch,
     score_beliefs,
 )
+from delta_belief_rl.models.flops import ModelSize, update_flops
 from delta_belief_rl.models.loading import (
     adapter_names,
     adapter_state,
@@ -40,11 +41,11 @@ from delta_belief_rl.models.loading import (
     load_adapter_state,
     load_causal_lm,
     state_checksum,
-    update_ema,
     use_adapter,
 )
 from delta_belief_rl.models.logprobs import token_logprobs
 from delta_belief_rl.models.packed import PackSegment, pack
+from delta_belief_rl.models.slow import update_slow
 from delta_belief_rl.trainer.optimizer import (
     OptimizerSettings,
     build_optimizer,
@@ -52,6 +53,7 @@ from delta_belief_rl.trainer.optimizer import (
     learning_rate,
     set_learning_rate,
 )
+from delta_belief_rl.trainer.usage import UPDATE, RankUsage, UsageMeter
 from delta_belief_rl.types import FloatArray, TrainBatch, UserError
 
 POLICY, EMA, BASE = "actor", "ema", "base"
@@ -148,6 +150,7 @@ class PolicyActor:
         self.rank, self.world_size = rank, world_size
         self.device = torch.device(settings.device)
         self.version = 0
+        self._meter = UsageMeter(self.device)
         self.model = self._build()
         self.optimizer = build_optimizer(self.model.parameters(), settings.optimizer)
 
@@ -179,6 +182,7 @@ class PolicyActor:
         if settings.gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
             model.enable_input_require_grads()
+        self._size = ModelSize.of(model)
         if self.world_size > 1:
             from delta_belief_rl.trainer.sharding import shard_model
 
@@ -212,10 +216,12 @@ class PolicyActor:
                 ask = partial(
                     score_beliefs, self.model, max_tokens_per_pass=WHOLE, belief_model=name
                 )
-                beliefs[name] = self._passes(games, ask)
+                with self._meter.measure("belief_model"):
+                    beliefs[name] = self._passes(games, ask)
         views: dict[str, list[FloatArray]] = {}
         for name in settings.views:
-            with use_adapter(self.model, None if name == BASE else name):
+            switch = use_adapter(self.model, None if name == BASE else name)
+            with self._meter.measure("ref"), switch:
                 results = self._passes(plain, score)
             views[name] = [result.logp for result in results]
         return [
@@ -289,6 +295,18 @@ class PolicyActor:
         Returns:
             Metrics as (sum, count) pairs over this rank's tokens.
         """
+        with self._meter.measure(UPDATE):
+            return self._update(steps, training_step)
+
+    def usage(self) -> RankUsage:
+        """Time, operations and memory since the last call."""
+        return self._meter.drain()
+
+    def _update(
+        self,
+        steps: Sequence[tuple[Sequence[TrainBatch | None], Mapping[str, float]]],
+        training_step: int,
+    ) -> dict[str, tuple[float, float]]:
         rate = learning_rate(self.settings.optimizer, training_step)
         set_learning_rate(self.optimizer, rate)
         parts: list[Metrics] = []
@@ -303,8 +321,9 @@ class PolicyActor:
                 self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.model.eval()
+        slow: dict[str, float] = {}
         if steps:
-            self._update_ema(training_step)
+            slow = self._update_ema(training_step)
             self.version += 1
         merged = {name: (float(s), float(n)) for name, (s, n) in merge_metrics(parts).items()}
         finite = [norm for norm in norms if np.isfinite(norm)]
@@ -315,6 +334,9 @@ class PolicyActor:
             merged["actor/optimizer_steps"] = (float(len(norms)), 1.0)
             merged["actor/skipped_updates"] = (float(len(norms) - len(finite)), 1.0)
             merged["actor/empty_updates"] = (float(not steps), 1.0)
+            merged |= {name: (value, 1.0) for name, value in slow.items()}
+            if self.settings.kl_coef:
+                merged["actor/kl_coef"] = (self.settings.kl_coef, 1.0)
         return merged
 
     def _backward(self, batch: TrainBatch | None, denominators: Mapping[str, float]) -> Metrics:
@@ -326,6 +348,8 @@ class PolicyActor:
             loss.backward()
             return {}
         loss, metrics = self._loss(batch, denominators)
+        scored = int(np.count_nonzero((batch.turn_ids >= 0) & (batch.weight != 0)))
+        self._meter.add_flops(update_flops(self._size, batch.lengths(), scored))
         # FSDP averages gradients over ranks; the loss is already divided by global counts.
         (loss * self.world_size).backward()
         return metrics
@@ -382,12 +406,14 @@ class PolicyActor:
     def _tensor(self, array: np.ndarray, dtype: torch.dtype | None = None) -> torch.Tensor:
         return torch.as_tensor(array, dtype=dtype, device=self.device)
 
-    def _update_ema(self, training_step: int) -> None:
+    def _update_ema(self, training_step: int) -> dict[str, float]:
+        """Move the slow adapter, where there is one; its figures, the same on every rank."""
         lora = self.settings.adapter
         if not lora.ema:
-            return
+            return {}
         beta = 0.0 if training_step <= lora.ema_warmup_steps else lora.ema_beta
-        update_ema(self.model, POLICY, EMA, beta)
+        with self._meter.measure("update_ema"):
+            return update_slow(self.model, POLICY, EMA, beta, ranks=self.world_size)
 
     # --- weights and state -----------------------------------------------------------------------
 
@@ -468,7 +494,9 @@ def _num_tokens(game: ScoreRequest) -> int:
     """Tokens of a game and of the guesses that hang on it."""
     if game.elicitation is None:
         return len(game.token_ids)
-    return len(game.token_ids) + len(game.belief_points) * len(game.elicitation.branch_ids)
+    asked = game.elicitation
+    guesses = len(game.belief_points) * len(asked.branch_ids)
+    return len(game.token_ids) + guesses + len(asked.lead_ids)
 
 
 def _mean(values: FloatArray | None) -> float:

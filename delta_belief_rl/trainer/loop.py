@@ -8,13 +8,14 @@ the loop does not know which environment, judge, credit method or engine is runn
 from __future__ import annotations
 
 from delta_belief_rl.eval.metrics import rollout_metrics
-from delta_belief_rl.obs.metrics import perf_metrics
+from delta_belief_rl.obs.metrics import perf_metrics, token_timings
 from delta_belief_rl.rollout.driver import count_games
 from delta_belief_rl.rollout.store import write_groups
-from delta_belief_rl.trainer import persist, steps
+from delta_belief_rl.trainer import health, persist, steps
+from delta_belief_rl.trainer.collect import collect
 from delta_belief_rl.trainer.packing import build_batch, flat_trajectories, plan_update
 from delta_belief_rl.trainer.services import Services
-from delta_belief_rl.trainer.settings import games_per_update, micro_batch_tokens, sampling_params
+from delta_belief_rl.trainer.settings import games_per_update, micro_batch_tokens
 from delta_belief_rl.trainer.validation import validate
 
 
@@ -31,10 +32,12 @@ async def train(run: Services) -> None:
     for step in range(run.state.step + 1, run.total_steps + 1):
         metrics = await train_step(run, step)
         run.state.step = step
+        run.state.broken = health.count_broken(run.state.broken, metrics, trainer.abort)
         if due(step, trainer.test_freq, run.total_steps):
             metrics |= await validate(run, step=step)
         metrics |= run.timers.drain()
         record(run, step, metrics)
+        health.check(run.state.broken, metrics, trainer.abort)
         if due(step, trainer.save_freq, run.total_steps):
             await persist.save(run)
 
@@ -46,21 +49,10 @@ async def train_step(run: Services, step: int) -> dict[str, float]:
         with timers.measure("sync"):
             run.progress.set_phase("sync")
             synced = await run.engines.sync(run.policy)
-        with timers.measure("gen"):
-            run.progress.set_phase("play")
-            # Calls of a validation are not this step's; a resumed run has not made them.
-            run.judge.reset_stats()
-            indices, epoch = run.sampler.batch(step - 1)
-            tasks = [run.tasks.train[index] for index in indices]
-            groups = await run.rollouts.collect(
-                tasks, cfg.multi_turn.train.n, step, sampling_params(cfg, "train")
-            )
-        with timers.measure("old_log_prob"):
-            run.progress.set_phase("score")
-            scores = await run.policy.score(steps.score_requests(run, groups))
-            groups = steps.with_beliefs(cfg, groups, scores)
+        played = await collect(run, step)
+        groups, scores = played.groups, played.scores
         with timers.measure("reward"):
-            table = steps.reward_table(run, groups, scores)
+            table, priced = steps.charge_kl(run, steps.reward_table(run, groups, scores), scores)
         with timers.measure("adv"):
             advantage = run.credit.apply(table)
             batch = build_batch(
@@ -70,6 +62,7 @@ async def train_step(run: Services, step: int) -> dict[str, float]:
                 advantage.weight,
                 [score.logp for score in scores],
                 steps.views(scores),
+                advantage.tokens,
             )
             plan = plan_update(
                 batch,
@@ -95,12 +88,16 @@ async def train_step(run: Services, step: int) -> dict[str, float]:
     counts = count_games(flat_trajectories(groups))
     return {
         "training/global_step": float(step),
-        "training/epoch": float(epoch),
+        "training/epoch": float(played.epoch),
+        **played.metrics,
         **rollout_metrics(groups, table, advantage, weight),
+        **health.game_signals(groups),
+        **priced,
         **updated,
         **synced,
-        **steps.judge_metrics(run),
-        "actor/entropy": float(sum(score.entropy for score in scores) / max(len(scores), 1)),
+        **await run.policy.usage(),
+        **steps.judge_metrics(run, played.games),
+        "actor/entropy": steps.mean_entropy(scores),
         "actor/micro_batches": float(plan.num_micro_batches),
         "state_tokens/sampled": float(counts.sampled_tokens),
         "state_tokens/total": float(counts.stream_tokens),
@@ -128,7 +125,9 @@ def record(run: Services, step: int, metrics: dict[str, float]) -> None:
     """Write the step's record first, then tell the mirrors and the person who watches."""
     seconds = metrics.get("timing_s/step", 0.0)
     tokens = int(metrics.get("state_tokens/total", 0.0))
-    metrics |= perf_metrics(tokens, seconds, run.policy.num_ranks)
+    ranks_gb = metrics.get("perf/ranks_memory_used_gb", 0.0)
+    metrics |= perf_metrics(tokens, seconds, run.policy.num_ranks, ranks_gb)
+    metrics |= token_timings(metrics, metrics.get("state_tokens/sampled", 0.0), tokens)
     run.log.append(step, metrics)
     run.wandb.log(step, metrics)
     timings = {name: value for name, value in metrics.items() if name.startswith("timing_s/")}

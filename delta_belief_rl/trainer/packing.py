@@ -56,6 +56,7 @@ def build_batch(
     turn_weight: FloatArray,
     old_logp: Sequence[FloatArray],
     views: Mapping[str, Sequence[FloatArray]] | None = None,
+    token_advantages: FloatArray | None = None,
 ) -> TrainBatch:
     """Lay the games of a step end to end and give every sampled token its turn's advantage.
 
@@ -66,14 +67,16 @@ def build_batch(
         turn_weight: ``[R]``, zero for turns that must not be trained.
         old_logp: Per game, the log-probs of its sampled tokens in stream order, before the update.
         views: Further log-probs of the same tokens, by name, in the same layout.
+        token_advantages: ``[n_tokens.sum()]``, instead of ``turn_advantages`` where the tokens of a
+            turn differ.
 
     Returns:
         The packed batch, without denominators (they belong to an optimizer step).
 
     Raises:
-        ValueError: A game's log-probs are not as many as its sampled tokens (C4, B6), a span lies
-            outside its stream, the table is not that of the games, or a weight is not a finite
-            number of at least 0.
+        ValueError: A game's log-probs are not as many as its sampled tokens (C4, B6), nor are the
+            token advantages, a span lies outside its stream, the table is not that of the games, or
+            a weight is not a finite number of at least 0.
     """
     games = flat_trajectories(groups)
     for game in games:
@@ -94,6 +97,13 @@ def build_batch(
             weight[span] = turn_weight[row]
             row += 1
     sampled = turn_ids >= 0
+    if token_advantages is not None:
+        # Turns are laid out in the order of the rows, so are their tokens.
+        if len(token_advantages) != int(sampled.sum()):
+            raise ValueError(
+                f"{int(sampled.sum())} sampled tokens but {len(token_advantages)} token advantages"
+            )
+        advantages[sampled] = token_advantages
     token_ids = [np.asarray(game.token_ids, dtype=np.int64) for game in games]
     return TrainBatch(
         token_ids=np.concatenate([np.zeros(0, dtype=np.int64), *token_ids]),

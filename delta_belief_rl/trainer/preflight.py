@@ -21,8 +21,12 @@ TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model")
 """Files one of which every tokenizer has."""
 
 
-def check_tokenizer(path: str) -> None:
+def check_tokenizer(path: str, setting: str = "actor_rollout_ref.model.tokenizer_path") -> None:
     """Refuse a folder without a tokenizer; the library would make an empty one.
+
+    Args:
+        path: The folder; anything else is an id of the hub, which is left alone.
+        setting: Names another tokenizer.
 
     Raises:
         UserError: None of its files is there.
@@ -31,7 +35,7 @@ def check_tokenizer(path: str) -> None:
     if folder.is_dir() and not any((folder / name).is_file() for name in TOKENIZERS):
         raise UserError(
             f"The folder {path!r} holds no tokenizer: copy or download the model again, or set "
-            "actor_rollout_ref.model.tokenizer_path."
+            f"{setting}."
         )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from delta_belief_rl.algo.base import Credit, Sampler, Shaper
+from delta_belief_rl.algo.shapers.kl_reward import KlReward
 from delta_belief_rl.belief.branched import ScoreRequest
 from delta_belief_rl.belief.elicit import Elicitation
 from delta_belief_rl.config.schema import RunConfig
@@ -39,6 +40,10 @@ class PolicyGroup(Protocol):
         self, batch: TrainBatch, plan: UpdatePlan, training_step: int
     ) -> dict[str, float]:
         """Run the plan; metrics are means over all ranks."""
+        ...
+
+    async def usage(self) -> dict[str, float]:
+        """Time of the parts of the work, operations and memory since the last call, as metrics."""
         ...
 
     async def snapshot(self) -> AdapterSnapshot:
@@ -87,11 +92,16 @@ class RunState:
         step: Training steps finished.
         validated: Step of the newest validation on record; -1 before the first.
         best: Best validation success rate so far.
+        batches: Batches of secrets drawn so far, the cursor of the task order; as many as steps
+            unless groups are filtered.
+        broken: Steps in a row in which a rule of ``trainer.abort`` was broken, by rule.
     """
 
     step: int = 0
     validated: int = -1
     best: float = -1.0
+    batches: int = 0
+    broken: dict[str, int] = field(default_factory=dict[str, int])
 
 
 @dataclass(slots=True)
@@ -116,5 +126,6 @@ class Services:
     wandb: WandbMirror
     progress: ProgressView
     resolved: str
+    kl_reward: KlReward | None = None
     state: RunState = field(default_factory=RunState)
     timers: StepTimers = field(default_factory=StepTimers)

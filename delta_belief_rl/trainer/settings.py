@@ -12,12 +12,16 @@ from delta_belief_rl.algo import build_credit
 from delta_belief_rl.algo.base import Credit, check_group_size
 from delta_belief_rl.algo.losses.policy import PolicyLossSettings
 from delta_belief_rl.algo.shapers.channels import RewardSettings
+from delta_belief_rl.algo.shapers.kl_reward import KlReward, KlRewardSettings
+from delta_belief_rl.belief.elicit import NEUTRAL_QUESTION
 from delta_belief_rl.belief.shaping import ShapingOptions
 from delta_belief_rl.config.schema import RunConfig
 from delta_belief_rl.engines.base import SamplingParams
 from delta_belief_rl.envs.base import JudgeRequest
 from delta_belief_rl.envs.twenty_questions import TwentyQuestionsSettings
 from delta_belief_rl.judge.pool import question_key
+from delta_belief_rl.judge.prompts import opening_key
+from delta_belief_rl.rollout.candidates import CandidateSettings
 from delta_belief_rl.trainer.actor import BASE, EMA, POLICY, ActorSettings, AdapterSettings
 from delta_belief_rl.trainer.optimizer import OptimizerSettings
 
@@ -70,13 +74,27 @@ def shaping_options(cfg: RunConfig) -> ShapingOptions:
         methods=tuple(name for name in reward.methods if name not in ("pacr", "potential")),
         difference=difference,
         winning_turn=winning,
+        first_turn=reward.first_turn,
         dead_band=reward.dead_band,
         clip_min=reward.clip_min,
         clip_max=reward.clip_max,
         tau=reward.tau,
+        gamma=cfg.algorithm.gamma,
+        std_floor=reward.std_floor,
         reference_parity=cfg.algorithm.parity == "reference",
         turn_budget=cfg.multi_turn.max_turns.train,
     )
+
+
+def prior_exchange(cfg: RunConfig, yes: str) -> tuple[str, str] | None:
+    """Question and reply in front of the first belief; None where it follows the prompt.
+
+    Args:
+        cfg: The configuration.
+        yes: How the environment says yes.
+    """
+    form = cfg.multi_turn.logprob_reward.prior_form
+    return (NEUTRAL_QUESTION, yes) if form == "reply" else None
 
 
 def sampling_params(cfg: RunConfig, kind: str) -> SamplingParams:
@@ -130,6 +148,7 @@ def actor_settings(
             total_steps=total_steps,
         ),
         loss=loss_settings(cfg),
+        loss_name=actor.policy_loss,
         seed=cfg.seed,
         device=device,
         dtype=number_format(actor.dtype, device),
@@ -140,7 +159,7 @@ def actor_settings(
         entropy_coeff=actor.entropy_coeff,
         kl_coef=actor.kl_loss_coef if actor.use_kl_loss else 0.0,
         kl_type=actor.kl_loss_type,
-        views=(BASE,) if actor.use_kl_loss else (),
+        views=(BASE,) if actor.use_kl_loss or cfg.algorithm.use_kl_in_reward else (),
         beliefs=belief_models(cfg),
         score_tokens=score_tokens(cfg),
         old_is_new=single_update(cfg),
@@ -200,6 +219,22 @@ def reward_settings(cfg: RunConfig) -> RewardSettings:
     )
 
 
+def kl_reward(cfg: RunConfig) -> KlReward | None:
+    """The price on divergence from the reference policy, where it is a reward."""
+    algorithm, control = cfg.algorithm, cfg.algorithm.kl_ctrl
+    if not algorithm.use_kl_in_reward:
+        return None
+    return KlReward(
+        KlRewardSettings(
+            kl_penalty=algorithm.kl_penalty,
+            controller=control.type,
+            kl_coef=control.kl_coef,
+            horizon=control.horizon,
+            target_kl=control.target_kl,
+        )
+    )
+
+
 def credit_method(cfg: RunConfig) -> Credit:
     """The advantage estimator with the knobs it has."""
     algorithm = cfg.algorithm
@@ -215,6 +250,17 @@ def credit_method(cfg: RunConfig) -> Credit:
             "gamma": algorithm.gamma,
             "scale_by_std": algorithm.norm_adv_by_std_in_grpo,
             "std_floor": algorithm.std_floor,
+        },
+        "reinforce": {"gamma": algorithm.gamma},
+        "reinforce_plus_plus": {"gamma": algorithm.gamma, "parity": parity},
+        "reinforce_plus_plus_baseline": {"parity": parity},
+        "multi_turn_reinforce": {
+            "gamma": algorithm.gamma,
+            "norm_adv_in_mtr": algorithm.norm_adv_in_mtr,
+            "clip_adv_in_mtr": algorithm.clip_adv_in_mtr,
+            "clip_adv_min": algorithm.clip_adv_min,
+            "clip_adv_max": algorithm.clip_adv_max,
+            "only_propagate_eog_in_mtr": algorithm.only_propagate_eog_in_mtr,
         },
     }
     credit = build_credit(algorithm.adv_estimator, knobs.get(algorithm.adv_estimator))
@@ -236,7 +282,7 @@ def env_settings(
         win_rule=turns.win_rule,
         candidate_lists=turns.candidate_lists,
         duplicates=turns.duplicates,
-        judge_history=not judge_is_exact(cfg),
+        judge_history=cfg.judge_rollout.repeated_prompt and not judge_is_exact(cfg),
         question_tag=cfg.actor_rollout_ref.actor.cot or cfg.actor_rollout_ref.actor.thinking,
         notices=dict(notices or {}),
     )
@@ -248,11 +294,32 @@ def judge_is_exact(cfg: RunConfig) -> bool:
 
 
 def judge_cache_key(cfg: RunConfig) -> Callable[[JudgeRequest], Hashable] | None:
-    """How replies may be cached; None where the judge is not a function of the request."""
-    exact = judge_is_exact(cfg) and cfg.multi_turn.duplicates == "code"
-    return question_key if exact else None
+    """How replies may be cached; None where they are not a function of secret and question."""
+    if judge_is_exact(cfg):
+        return question_key if cfg.multi_turn.duplicates == "code" else None
+    # Greedy or drawn from the request's own stream: either way a function of what the judge reads.
+    return opening_key if cfg.judge_rollout.name == "hf" else None
 
 
 def template_options(cfg: RunConfig) -> dict[str, Any]:
     """Variables for the chat template; templates that do not know them ignore them."""
-    return {"enable_thinking": cfg.actor_rollout_ref.actor.thinking}
+    actor = cfg.actor_rollout_ref
+    return {**actor.model.chat_template_kwargs, "enable_thinking": actor.actor.thinking}
+
+
+def candidate_settings(cfg: RunConfig, *, evaluation: bool) -> CandidateSettings | None:
+    """How questions are chosen among candidates; None where the policy's own are played.
+
+    The choice looks at the secret. Validations of a training run measure the policy, so they make
+    none; an evaluation alone makes it in every game, whatever the number of games per secret.
+    """
+    sampling = cfg.multi_turn.logprob_sampling
+    if not sampling.enabled or evaluation != cfg.trainer.val_only:
+        return None
+    return CandidateSettings(
+        count=cfg.actor_rollout_ref.rollout.n,
+        best_n=sampling.best_n,
+        worst_n=sampling.worst_n,
+        p_best=sampling.p_best,
+        grouped=not evaluation and cfg.multi_turn.train.n > 1,
+    )

@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 
 from delta_belief_rl.algo.shapers.channels import build_table
+from delta_belief_rl.algo.shapers.kl_reward import CHANNEL as KL_CHANNEL
 from delta_belief_rl.belief.branched import ScoreRequest
 from delta_belief_rl.belief.shaping import belief_grid, shape_rows
 from delta_belief_rl.config.schema import RunConfig
 from delta_belief_rl.rollout.store import GameScore as StoredScore
-from delta_belief_rl.trainer.actor import GameScore
+from delta_belief_rl.trainer.actor import BASE, GameScore
 from delta_belief_rl.trainer.packing import flat_trajectories
 from delta_belief_rl.trainer.services import Services
 from delta_belief_rl.trainer.settings import BELIEF_MODELS, belief_models, shaping_options
@@ -67,6 +68,32 @@ def reward_table(run: Services, groups: Sequence[Group], scores: Sequence[GameSc
     return replace(table, rewards=run.shaper.shape(table, groups, belief))
 
 
+def evaluated_rewards(run: Services, groups: Sequence[Group]) -> list[float]:
+    """Sum of each game's reward channels, in the order of the games.
+
+    Without the belief channel: an evaluation measures no beliefs.
+    """
+    table = build_table(groups, run.cfg.multi_turn.win_rule)
+    channels = run.shaper.shape(table, groups, None)
+    total = np.sum([np.zeros(table.num_rows), *channels.values()], axis=0)
+    games = len(flat_trajectories(groups))
+    return np.bincount(table.traj, weights=total, minlength=games).tolist()
+
+
+def charge_kl(
+    run: Services, table: TurnTable, scores: Sequence[GameScore]
+) -> tuple[TurnTable, dict[str, float]]:
+    """The table with a channel for divergence from the reference, where that has a price.
+
+    The controller of the coefficient moves, so this is called once a step, on what is trained.
+    """
+    if run.kl_reward is None:
+        return table, {}
+    own, reference = [score.logp for score in scores], [score.views[BASE] for score in scores]
+    channel, metrics = run.kl_reward.charge(table, own, reference)
+    return replace(table, rewards={**table.rewards, KL_CHANNEL: channel}), metrics
+
+
 def views(scores: Sequence[GameScore]) -> dict[str, list[FloatArray]]:
     """Log-probs under other models, by name and game."""
     names = scores[0].views if scores else {}
@@ -95,16 +122,37 @@ def rollout_path(run: Services, step: int) -> Path:
     return Path(run.cfg.trainer.rollout_data_dir) / f"{step}.jsonl"
 
 
-def judge_metrics(run: Services) -> dict[str, float]:
-    """What the judge pool did since the last step."""
+def mean_entropy(scores: Sequence[GameScore]) -> float:
+    """Entropy of the policy in nats before its update, a mean over the sampled tokens."""
+    tokens = np.array([len(score.logp) for score in scores], dtype=np.float64)
+    total = float(sum(n * score.entropy for n, score in zip(tokens, scores, strict=True)))
+    return total / max(float(tokens.sum()), 1.0)
+
+
+def judge_metrics(run: Services, games: int, kind: str = "") -> dict[str, float]:
+    """What the judge pool did since it was last asked, and what that is for one game (J16).
+
+    Args:
+        run: The run.
+        games: Games that were played meanwhile.
+        kind: ``val`` for an evaluation, whose numbers must not stand in for those of training.
+    """
     stats = run.judge.stats()
     run.judge.reset_stats()
     calls = max(stats.calls, 1)
-    return {
-        "judge/calls": float(stats.calls),
-        "perf/judge_cached_rate": stats.cached / calls,
-        "judge/call_error_rate": stats.errors / calls,
-        "judge/retries": float(stats.retries),
-        "judge/timeouts": float(stats.timeouts),
-        "judge/tokens": float(stats.tokens),
+    head, mark = ("val-aux/", "val_") if kind == "val" else ("", "")
+    out = {
+        f"{head}judge/calls": float(stats.calls),
+        f"{head}judge/calls_per_game": stats.calls / max(games, 1),
+        f"{head}judge/call_error_rate": stats.errors / calls,
+        f"{head}judge/retries": float(stats.retries),
+        f"{head}judge/timeouts": float(stats.timeouts),
+        f"{head}judge/tokens": float(stats.tokens),
+        f"{head}judge/tokens_per_game": stats.tokens / max(games, 1),
+        # What depends on a cache or a clock stands apart from what a replay must repeat.
+        f"perf/{mark}judge_cached_rate": stats.cached / calls,
     }
+    if stats.calls > stats.cached:
+        out[f"perf/{mark}judge_latency_p50_s"] = stats.latency_p50
+        out[f"perf/{mark}judge_latency_p95_s"] = stats.latency_p95
+    return out

@@ -6,7 +6,7 @@ evaluations differ by the policy and not by the draw.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from delta_belief_rl.eval.metrics import summarise
 from delta_belief_rl.rollout.store import write_groups
 from delta_belief_rl.trainer.services import Services
 from delta_belief_rl.trainer.settings import sampling_params
+from delta_belief_rl.trainer.steps import evaluated_rewards, judge_metrics
 from delta_belief_rl.types import Group, Task
 
 EVALUATION = 0
@@ -41,10 +42,16 @@ async def validate(run: Services, step: int) -> dict[str, float]:
     run.progress.set_phase("validate")
     cfg = run.cfg
     with run.timers.measure("testing"):
+        run.judge.reset_stats()
         groups = await evaluate(run, run.tasks.val, cfg.multi_turn.val.n, "val", f"val-{step}")
         metrics = summarise(
-            groups, cfg.multi_turn.win_rule, train_secrets=run.tasks.train_secrets(), seed=cfg.seed
+            groups,
+            cfg.multi_turn.win_rule,
+            train_secrets=run.tasks.train_secrets(),
+            rewards=evaluated_rewards(run, groups),
+            seed=cfg.seed,
         )
+        metrics |= judge_metrics(run, sum(len(group.trajectories) for group in groups), "val")
         write_groups(
             Path(cfg.trainer.validation_data_dir) / f"{step}.jsonl",
             stamped(groups, step),
@@ -65,8 +72,23 @@ async def validate(run: Services, step: int) -> dict[str, float]:
     run.progress.say(
         f"validation after step {step}: strict win {rate:.1f} % [{low:.1f}, {high:.1f}] "
         f"on {int(metrics['val-core/secrets'])} secrets x {cfg.multi_turn.val.n} games"
+        f"{parts_text(metrics)}"
     )
     return metrics
+
+
+def parts_text(metrics: Mapping[str, float]) -> str:
+    """Strict win rates of the secrets that are training secrets, too, and of the others.
+
+    Empty where no secret is one.
+    """
+    rates = [
+        f"{100 * metrics[f'val-core/strict_success_rate/{part}']:.1f} % on the "
+        f"{int(metrics[f'val-core/secrets/{part}'])} {words}"
+        for part, words in (("overlap", "that are training secrets"), ("clean", "others"))
+        if metrics.get(f"val-core/secrets/{part}")
+    ]
+    return f" ({', '.join(rates)})" if rates else ""
 
 
 def stamped(groups: Sequence[Group], step: int) -> list[Group]:

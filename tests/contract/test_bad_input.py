@@ -154,8 +154,10 @@ ASKING: dict[str, list[str]] = {
     "multi_turn.logprob_sampling.enabled": [
         "multi_turn.logprob_sampling.enabled=true",
         "actor_rollout_ref.rollout.n=4",
+        "actor_rollout_ref.device=auto",
+        "actor_rollout_ref.ngpus=1",
+        "actor_rollout_ref.rollout.name=vllm",
     ],
-    "algorithm.filter_groups.enabled": ["algorithm.filter_groups.enabled=true"],
     "actor_rollout_ref.model.api_model_name": [
         "actor_rollout_ref.model.api_model_name=m",
         "trainer.val_only=true",
@@ -180,8 +182,6 @@ ASKING: dict[str, list[str]] = {
         "actor_rollout_ref.model.adapters=[{name: a, r: 4, alpha: 4}, {name: b, r: 4, alpha: 4}]"
     ],
     "actor_rollout_ref.model.trust_remote_code": ["actor_rollout_ref.model.trust_remote_code=true"],
-    "actor_rollout_ref.actor.cot": ["actor_rollout_ref.actor.cot=true"],
-    "actor_rollout_ref.actor.thinking": ["actor_rollout_ref.actor.thinking=true"],
     "trainer.max_staleness": [
         "trainer.max_staleness=1",
         "actor_rollout_ref.actor.tis_imp_ratio_cap=2.0",

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
-from delta_belief_rl.algo import AGGREGATIONS, CREDITS, KL
+from delta_belief_rl.algo import AGGREGATIONS, CREDITS, KL, LOSSES
+from delta_belief_rl.algo.samplers.informative import METRICS
+from delta_belief_rl.algo.shapers.kl_reward import CONTROLLERS, DIVERGENCES
 from delta_belief_rl.belief.shaping import METHODS
 from delta_belief_rl.cli.main import VERBS, load_verb
 from delta_belief_rl.cli.main import main as cli
@@ -298,6 +301,41 @@ def test_the_names_that_rules_accept_are_those_that_the_rooms_provide() -> None:
     choices = {name: get_args(kind) for name, _, kind in leaves(RunConfig)}
     assert set(choices["actor_rollout_ref.actor.loss_agg_mode"]) == set(AGGREGATIONS)
     assert set(choices["actor_rollout_ref.actor.kl_loss_type"]) == set(KL)
+    assert set(choices["actor_rollout_ref.actor.policy_loss"]) == set(LOSSES)
+    assert set(choices["algorithm.kl_penalty"]) == set(DIVERGENCES)
+    assert set(choices["algorithm.kl_ctrl.type"]) == set(CONTROLLERS)
+    assert set(choices["algorithm.filter_groups.metric"]) == set(METRICS)
+
+
+ABLATIONS: dict[str, dict[str, Any]] = {
+    "relu": {},
+    "tanh": {"methods": ("tanh",)},
+    "naive": {"methods": (), "normalised": False, "winning_turn": "keep"},
+    "ema": {"base_model": "ema"},
+    "pacr": {"methods": ("pacr",)},
+}
+
+
+@pytest.mark.parametrize("name", ABLATIONS)
+def test_a_shaping_ablation_is_the_published_run_but_for_its_shaping(name: str) -> None:
+    base, _ = load_config(["experiment=paper_qwen1.7b"])
+    ours, _ = load_config([f"experiment=ablation_{name}"])
+    shaped = replace(base.multi_turn.logprob_reward, **ABLATIONS[name])
+    assert ours.multi_turn.logprob_reward == shaped
+    free = ("multi_turn.logprob_reward.", "trainer.", "actor_rollout_ref.model.adapters")
+    for setting, _, _ in leaves(RunConfig):
+        if not setting.startswith(free):
+            assert lookup(ours, setting) == lookup(base, setting), setting
+
+
+def test_the_guards_of_the_belief_reward_are_off_where_a_published_run_is_repeated() -> None:
+    published, _ = load_config(["experiment=paper_qwen1.7b"])
+    quick, _ = load_config(["experiment=guarded_quickstart"])
+    plain, behind = (c.multi_turn.logprob_reward for c in (published, quick))
+    assert (plain.prior_form, plain.first_turn, plain.dead_band) == ("prompt", "keep", 0.0)
+    assert (plain.base_model, plain.step_model) == ("actor", "actor")
+    assert (behind.prior_form, behind.dead_band, behind.methods) == ("reply", 0.1, ("pacr",))
+    assert (behind.base_model, behind.step_model) == ("base", "base")
 
 
 def test_the_quick_start_family_differs_only_in_credit_and_belief() -> None:

@@ -12,7 +12,8 @@ import pytest
 import torch
 import training_fakes as fakes
 
-from delta_belief_rl.algo.losses.policy import PolicyLossSettings
+from delta_belief_rl.algo.losses.policy import PolicyInputs, PolicyLossSettings
+from delta_belief_rl.algo.losses.registry import LOSSES
 from delta_belief_rl.belief.naive import naive_scores
 from delta_belief_rl.cluster.groups import merge_pairs
 from delta_belief_rl.engines.hf_engine import HFEngine
@@ -304,6 +305,32 @@ def test_an_update_raises_what_was_good_and_lowers_what_was_bad(folder: Path) ->
     after = fakes.make_batch(GROUPS, actor.score(REQUESTS))
     gain = (batch.advantages * (after.old_logp - batch.old_logp))[batch.weight > 0]
     assert gain.sum() > 0
+
+
+@pytest.mark.parametrize("name", list(LOSSES))
+def test_the_policy_loss_of_the_settings_is_the_one_that_is_minimised(
+    folder: Path, name: str
+) -> None:
+    options: dict[str, Any] = {"old_is_new": False, "loss": NO_GUARDS, "loss_name": name}
+    actor = make(folder, **options)
+    batch = batch_of(actor)
+    # Ratios far from 1 that differ from token to token, so that no two losses agree.
+    shift = np.random.default_rng(1).uniform(-0.6, 0.6, len(batch.old_logp))
+    batch = replace(batch, old_logp=batch.old_logp + shift)
+    used = np.flatnonzero(batch.weight)
+    rows = np.repeat(np.arange(batch.num_games), batch.lengths())
+    inputs = PolicyInputs(
+        logp=torch.from_numpy((batch.old_logp - shift)[used]),
+        old_logp=torch.from_numpy(batch.old_logp[used]),
+        advantages=torch.from_numpy(batch.advantages[used]),
+        weight=torch.ones(len(used), dtype=torch.float64),
+        rows=torch.from_numpy(rows[used]),
+        turns=torch.from_numpy(rows[used] * 100 + batch.turn_ids[used]),
+    )
+    want, _ = LOSSES[name](inputs, NO_GUARDS, {"tokens": float(len(used))})
+    others = [LOSSES[other](inputs, NO_GUARDS, {"tokens": 1.0})[0] for other in LOSSES]
+    assert len({round(float(value), 6) for value in others}) == len(LOSSES)
+    assert run(actor, batch)["actor/pg_loss"] == pytest.approx(float(want), abs=1e-4)
 
 
 # --- the slow adapter and beliefs -----------------------------------------------------------------

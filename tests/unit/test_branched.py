@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,8 @@ SECRETS = (
     Elicitation("three tokens", (7, 8, 9, 21, 22, 23), (3, 4, 5), "mean"),
     Elicitation("first token", (30,), (0,)),
 )
+LEAD = (50, 51, 52, 53)
+"""An exchange in front of the first guess."""
 
 
 def sharp(model: Any) -> Any:
@@ -64,6 +67,34 @@ def assert_equal(got: Any, want: Any, atol: float = 1e-4) -> None:
     for a, b in zip(got, want, strict=True):
         np.testing.assert_allclose(a.beliefs, b.beliefs, atol=atol, rtol=0)
         np.testing.assert_allclose(a.logp, b.logp, atol=atol, rtol=0)
+
+
+def led(games: list[ScoreRequest]) -> list[ScoreRequest]:
+    """The same games, asked for their prior behind an exchange."""
+    asked = [replace(game.elicitation, lead_ids=LEAD) for game in games if game.elicitation]
+    return [replace(game, elicitation=e) for game, e in zip(games, asked, strict=True)]
+
+
+@pytest.mark.parametrize("budget", [1, 10**6])
+def test_B5_a_prior_asked_behind_an_exchange_equals_a_reforward(model: Any, budget: int) -> None:
+    games = led(ragged())
+    got, plain = score_batch(model, games, budget), score_batch(model, ragged(), budget)
+    assert_equal(got, naive_scores(model, games))
+    for with_lead, without in zip(got, plain, strict=True):
+        assert abs(with_lead.beliefs[0] - without.beliefs[0]) > 1e-2
+        # Nothing else of the game sees the exchange.
+        np.testing.assert_allclose(with_lead.beliefs[1:], without.beliefs[1:], atol=1e-5)
+        np.testing.assert_allclose(with_lead.logp, without.logp, atol=1e-5)
+
+
+def test_B10_the_exchange_stands_where_a_turn_and_its_reply_would(model: Any) -> None:
+    """The prior behind an exchange is the belief after a turn that says the same."""
+    request = led([ScoreRequest.of(game(2, 3), SECRETS[1])])[0]
+    start = request.belief_points[0]
+    played = (*request.token_ids[:start], *LEAD)
+    twin = ScoreRequest(played, np.zeros(0, np.int64), SECRETS[1], (start, len(played)))
+    prior = score_batch(model, [request])[0].beliefs[0]
+    assert prior == pytest.approx(score_batch(model, [twin])[0].beliefs[1], abs=1e-5)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])

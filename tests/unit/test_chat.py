@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from delta_belief_rl.belief.elicit import Elicitation
 from delta_belief_rl.text.chat import ChatFormat
 from delta_belief_rl.types import Message, UserError
 
@@ -27,6 +28,23 @@ QWEN3 = (
     "{% if enable_thinking is defined and enable_thinking is false %}"
     "<think>\n\n</think>\n\n{% endif %}"
     "{% endif %}"
+)
+# The same with thoughts: those of earlier turns are dropped, that of the last answer is shown.
+QWEN3_THINKING = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.role == 'assistant' and '</think>' in m.content and not loop.last %}"
+    "{{ m.content.split('</think>')[-1].lstrip('\n') }}"
+    "{% elif m.role == 'assistant' and loop.last and '</think>' not in m.content %}"
+    "<think>\n\n</think>\n\n{{ m.content }}"
+    "{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is defined and enable_thinking is false %}"
+    "<think>\n\n</think>\n\n{% endif %}"
+    "{% endif %}"
+)
+# A model that always thinks: its header opens the thought.
+THINKS_ALWAYS = QWEN3_THINKING.split("{% if add_generation_prompt %}")[0] + (
+    "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
 )
 LLAMA2 = (
     "{% if messages[0].role == 'system' %}{% set rest = messages[1:] %}"
@@ -250,3 +268,88 @@ def test_templates_that_cannot_be_used_are_one_sentence() -> None:
         chat.open_ids((SYSTEM, USER))
     with pytest.raises(UserError, match="'keep' or 'strip'"):
         ChatFormat.from_tokenizer(tokenizer(CHATML), thinking_history="drop")  # type: ignore[arg-type]
+
+
+# --- thinking -------------------------------------------------------------------------------------
+
+EMPTY = "<think>\n\n</think>\n\n"
+THOUGHT = "<think>\nMost things are not alive.\n</think>\n\n<question>Is it alive?</question>"
+
+
+@pytest.mark.parametrize(
+    ("template", "thinking", "header", "no_thought"),
+    [
+        (QWEN3, False, EMPTY, ""),
+        (QWEN3, True, "", EMPTY),
+        (QWEN3_THINKING, False, EMPTY, ""),
+        (QWEN3_THINKING, True, "", EMPTY),
+        (THINKS_ALWAYS, True, "<think>\n", "\n</think>\n\n"),
+        (CHATML, False, "", ""),
+        (CHATML, True, "", ""),
+    ],
+)
+def test_T4_T11_golden_renders_with_and_without_thinking(
+    template: str, thinking: bool, header: str, no_thought: str
+) -> None:
+    chat = ChatFormat.from_tokenizer(tokenizer(template), {"enable_thinking": thinking})
+    opening = f"<|im_start|>user\nThink of a thing.<|im_end|>\n<|im_start|>assistant\n{header}"
+    assert chat.decode_exact(chat.open_ids((USER,))) == opening
+    reply = f"\n<|im_start|>user\nNo.<|im_end|>\n<|im_start|>assistant\n{header}"
+    assert chat.decode_exact(chat.reply_ids("No.")) == reply
+    assert chat.no_thought == no_thought
+    # Wherever thinking ends, a guess stands where the template puts a last answer.
+    guess = Elicitation.build(chat, "oak")
+    asked = chat.decode_exact((*chat.open_ids((USER,)), *guess.token_ids))
+    answered = full(chat, [USER, Message("assistant", "Is it 'oak'?")], header=False)
+    assert chat.decode_exact(answered).startswith(asked)
+    assert asked.endswith("assistant\n" + (EMPTY if "think" in template else "") + "Is it 'oak")
+    assert "oak" in chat.decode_exact(guess.targets.tolist())
+    assert "Is it" not in chat.decode_exact(guess.targets.tolist())
+
+
+@pytest.mark.parametrize("template", [LLAMA2, LLAMA3])
+def test_T4_a_template_without_thoughts_has_none_before_a_guess(template: str) -> None:
+    for thinking in (False, True):
+        chat = ChatFormat.from_tokenizer(tokenizer(template), {"enable_thinking": thinking})
+        assert chat.no_thought_ids == ()
+        assert chat.difference == ""
+        assert incremental(chat, (USER,), TURNS) == incremental(formats(template), (USER,), TURNS)
+
+
+def test_T4_the_tokens_before_a_guess_are_the_same_with_and_without_thinking() -> None:
+    silent, aloud = (
+        ChatFormat.from_tokenizer(tokenizer(QWEN3), {"enable_thinking": on}) for on in (False, True)
+    )
+    ids = [
+        (*chat.open_ids((USER,)), *Elicitation.build(chat, "oak").token_ids)
+        for chat in (silent, aloud)
+    ]
+    assert ids[0] == ids[1]
+
+
+def test_T3_sampled_thoughts_are_kept_and_a_template_that_drops_them_is_declared() -> None:
+    chat = ChatFormat.from_tokenizer(tokenizer(QWEN3_THINKING), {"enable_thinking": True})
+    assert "<think>" in chat.difference
+    assert "the stream that the model saw is kept" in chat.difference
+    text = chat.decode_exact(incremental(chat, (USER,), (THOUGHT, "No.")))
+    assert text == (
+        f"<|im_start|>user\nThink of a thing.<|im_end|>\n<|im_start|>assistant\n{THOUGHT}"
+        "<|im_end|>\n<|im_start|>user\nNo.<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert ChatFormat.from_tokenizer(tokenizer(QWEN3), {"enable_thinking": True}).difference == ""
+
+
+def test_T3_sampled_thoughts_cannot_be_stripped() -> None:
+    with pytest.raises(UserError, match="no single stream of tokens"):
+        ChatFormat.from_tokenizer(
+            tokenizer(QWEN3), {"enable_thinking": True}, thinking_history="strip"
+        )
+    stripped = ChatFormat.from_tokenizer(
+        tokenizer(QWEN3), {"enable_thinking": False}, thinking_history="strip"
+    )
+    assert stripped.no_thought == ""
+
+
+def test_T12_the_environment_reads_thoughts_as_text() -> None:
+    chat = ChatFormat.from_tokenizer(tokenizer(QWEN3_THINKING), {"enable_thinking": True})
+    assert chat.decode(chat.assistant_ids(THOUGHT)) == THOUGHT

@@ -164,10 +164,10 @@ def test_missing_and_broken_files_are_one_sentence(tmp_path: Path) -> None:
 
 def test_U2_a_setting_that_the_chosen_back_end_ignores_is_warned_of() -> None:
     _, warnings = load_config(
-        ["experiment=quickstart", "judge_rollout.rollout.max_num_batched_tokens=64"]
+        ["experiment=quickstart", "judge_rollout.rollout.enforce_eager=false"]
     )
     assert warnings == [
-        "judge_rollout.rollout.max_num_batched_tokens has no effect with world: only vllm reads it."
+        "judge_rollout.rollout.enforce_eager has no effect with world: only vllm reads it."
     ]
     assert load_config(["experiment=paper_qwen4b", "judge_rollout.rollout.dtype=float16"])[1] == []
 

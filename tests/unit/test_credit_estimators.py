@@ -232,13 +232,14 @@ def test_A5_every_valid_turn_of_a_live_group_has_weight(name: str) -> None:
     np.testing.assert_array_equal(advantage.weight > 0, table.valid)
 
 
-@pytest.mark.parametrize("name", ["grpo", "grpo_turn_rtg", "rloo", "reinforce"])
+@pytest.mark.parametrize("name", [name for name in CREDITS if name != "grpo_turn"])
 def test_A6_the_logged_sum_of_channels_is_the_sum_used(name: str) -> None:
     table = table_of(BELIEF)
     advantage = run(name, table)
     channels = {c: float(np.sum(v)) for c, v in table.rewards.items()}
     for channel, total in channels.items():
         assert advantage.stats[f"reward_sum/{channel}"] == pytest.approx(total)
+    assert advantage.stats["reward_sum"] == pytest.approx(sum(channels.values()))
     assert advantage.rewards.sum() == pytest.approx(sum(channels.values()))
 
 

@@ -54,6 +54,17 @@ def word_tokenizer() -> ChatFormat:
 CHAT = byte_tokenizer()
 
 
+def test_an_exchange_in_front_of_the_first_guess_is_rendered_like_a_turn_and_its_reply() -> None:
+    guess = elicitor(CHAT, exchange=("Is it big?", "Yes"))("oak")
+    plain = Elicitation.build(CHAT, "oak")
+    assert plain.lead_ids == ()
+    assert guess.lead_ids == (*CHAT.assistant_ids("Is it big?"), *CHAT.reply_ids("Yes"))
+    shown = CHAT.decode_exact(guess.lead_ids)
+    assert shown.startswith("Is it big?<|im_end|>")
+    assert shown.endswith("Yes<|im_end|>\n<|im_start|>assistant\n")
+    assert (guess.token_ids, guess.scored) == (plain.token_ids, plain.scored)
+
+
 def test_the_scored_tokens_spell_the_secret() -> None:
     guess = Elicitation.build(CHAT, "oak")
     assert CHAT.decode_exact(guess.targets.tolist()) in ("oak", "'oak")

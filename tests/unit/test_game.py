@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from rollout_fakes import EOT, HEADER, CharChat, HookedEnv, ScriptedEnv, Scripte
 from delta_belief_rl.engines.base import GenRequest
 from delta_belief_rl.engines.fake_engine import FakeEngine, Fault, FaultKind
 from delta_belief_rl.engines.pump import EngineFailure, EnginePump
-from delta_belief_rl.envs.base import JudgeReply
+from delta_belief_rl.envs.base import Action, JudgeReply, Outcome
 from delta_belief_rl.rollout.game import GameId, GameSettings, play_game
 from delta_belief_rl.rollout.seeds import named_seed, turn_seed
 from delta_belief_rl.types import StopReason, Trajectory, Verdict
@@ -131,6 +132,22 @@ def test_J1_a_judge_error_is_a_recorded_turn_and_the_game_goes_on() -> None:
     assert [t.verdict for t in game.turns] == [Verdict.ERROR, Verdict.WIN]
     assert game.turns[0].reply == "ask again"
     assert game.turns[0].raw_verdict == "error: down"
+
+
+def test_J14_what_the_judge_wrote_in_place_of_an_answer_is_on_the_turn() -> None:
+    reply = JudgeReply(Verdict.ERROR, "who knows", "no answer was found")
+    replies = iter([reply, JudgeReply(Verdict.YES, "yes")])
+    game, _ = play(turns_of("a", "win"), judge=ScriptedJudge(lambda request: next(replies)))
+    assert game.turns[0].raw_verdict == "error: no answer was found: who knows"
+
+
+def test_what_the_environment_noticed_is_on_the_turn() -> None:
+    class Noticing(ScriptedEnv):
+        def apply(self, action: Action, reply: JudgeReply | None) -> Outcome:
+            return replace(super().apply(action, reply), diagnostics=("no_question", "repeated"))
+
+    game, _ = play(turns_of("a", "win"), env=Noticing(make_task()))
+    assert [turn.diagnostics for turn in game.turns] == [("no_question", "repeated")] * 2
 
 
 def test_J1_a_game_ends_as_judge_failed_at_its_limit_of_errors() -> None:

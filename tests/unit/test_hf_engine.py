@@ -12,11 +12,13 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from delta_belief_rl.engines.base import (
+    BranchStepEngine,
     Completion,
     FinishReason,
     GenRequest,
     SamplingParams,
     StepEngine,
+    TailRequest,
 )
 from delta_belief_rl.engines.hf_engine import EngineStateError, HFEngine
 from delta_belief_rl.engines.sampling import sample_tokens, uniforms
@@ -98,6 +100,7 @@ def play(engine: HFEngine, sessions: Sequence[str], turns: int, **sampling: Any)
 
 def test_the_engine_satisfies_the_protocol() -> None:
     assert isinstance(HFEngine(MODEL), StepEngine)
+    assert isinstance(HFEngine(MODEL), BranchStepEngine)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 0.0])
@@ -293,6 +296,109 @@ def test_score_equals_a_plain_forward() -> None:
         assert score[0] == 0.0
         if len(one) > 1:
             np.testing.assert_allclose(score[1:], plain_logprobs(one), atol=1e-5)
+
+
+def tails_of(texts: dict[str, tuple[Sequence[int], int]]) -> list[TailRequest]:
+    return [TailRequest(name, tuple(ids), start) for name, (ids, start) in texts.items()]
+
+
+def check_tails(engine: HFEngine, texts: dict[str, tuple[Sequence[int], int]]) -> None:
+    """The engine's scores are those of a plain forward of each whole text."""
+    found = engine.score_tails(tails_of(texts))
+    assert len(found) == len(texts)
+    for (ids, start), score in zip(texts.values(), found, strict=True):
+        assert score.shape == (len(ids) - start,)
+        np.testing.assert_allclose(score, plain_logprobs(ids)[start - 1 :], atol=1e-5)
+
+
+@pytest.mark.parametrize("budget", [16384, 30, 3])
+def test_B1_tails_in_used_and_fresh_slots_equal_a_plain_forward(budget: int) -> None:
+    engine = HFEngine(MODEL, max_sequences=4, max_len=64, max_batch_tokens=budget)
+    asked = [request(s, prompt(i, 6 + i)) for i, s in enumerate("ab")]
+    answers = run(engine, asked)
+    streams = {s: (*asked[i].prompt_ids, *answers[s].token_ids) for i, s in enumerate("ab")}
+    check_tails(
+        engine,
+        {
+            "a": ((*streams["a"], *prompt(8, 7)), len(streams["a"]) + 4),
+            "b": ((*streams["b"], *prompt(9, 2)), len(streams["b"])),
+            "c": (prompt(3, 9), 1),
+        },
+    )
+    # And again: what the guess has left behind in the slots is of no consequence.
+    check_tails(engine, {"a": ((*streams["a"], *prompt(7, 3)), 5)})
+
+
+def test_B4_scores_leave_the_games_as_they_were() -> None:
+    quiet, asked = (HFEngine(MODEL, max_sequences=4, max_len=128) for _ in range(2))
+    streams = {s: list(prompt(i, 5 + i)) for i, s in enumerate("abc")}
+    for turn in range(3):
+        requests = [request(s, streams[s], seed=turn) for s in streams]
+        plain, scored = run(quiet, requests), run(asked, requests)
+        for session, stream in streams.items():
+            assert scored[session].token_ids == plain[session].token_ids
+            np.testing.assert_allclose(scored[session].logprobs, plain[session].logprobs, atol=1e-5)
+            stream += [*plain[session].token_ids, *prompt(turn, 2)]
+        guesses = {s: ((*ids, *prompt(50, 4)), len(ids) + 2) for s, ids in streams.items()}
+        check_tails(asked, guesses)
+
+
+def test_branches_run_only_what_they_do_not_share() -> None:
+    engine = HFEngine(MODEL, max_sequences=3, max_len=128)
+    stream = prompt(0, 40)
+    names = ("a", "a1", "a2")
+    sampling = {"max_tokens": 5, "stop_token_ids": ()}
+    answers = run(engine, [request(s, stream, seed=i, **sampling) for i, s in enumerate(names)])
+    assert engine.health().prefilled_tokens == 3 * 40
+    reply, guess = prompt(1, 2), prompt(2, 3)
+    texts = {s: ((*stream, *answers[s].token_ids, *reply, *guess), 40 + 5 + 2 + 2) for s in names}
+    check_tails(engine, texts)
+    # The last sampled token was not run yet, nor were reply and guess.
+    assert engine.health().prefilled_tokens == 3 * 40 + 3 * (1 + 2 + 3)
+    after = (*stream, *answers["a1"].token_ids, *reply)
+    before = engine.health().prefilled_tokens
+    again = [request(s, after, seed=9 + i, **sampling) for i, s in enumerate(names)]
+    for answer in run(engine, again).values():
+        expected = plain_logprobs([*after, *answer.token_ids])[-5:]
+        np.testing.assert_allclose(answer.logprobs, expected, atol=1e-5)
+    # The branch that was taken forgets the guess; the others keep what all had in common.
+    common = [
+        next((i for i in range(5) if answers[s].token_ids[i] != answers["a1"].token_ids[i]), 5)
+        for s in ("a", "a2")
+    ]
+    run_anew = 1 + sum(len(after) - 40 - shared for shared in common)
+    assert engine.health().prefilled_tokens - before == run_anew
+
+
+def test_a_text_without_a_slot_is_scored_beside_the_store() -> None:
+    engine = HFEngine(MODEL, max_sequences=1, max_len=16)
+    run(engine, [request("a", prompt(0, 8))])
+    check_tails(engine, {"a": (prompt(0, 30), 20), "b": (prompt(1, 9), 3)})
+    assert set(engine._sessions) == {"a"}
+
+
+def test_a_busy_session_is_not_scored() -> None:
+    engine = HFEngine(MODEL, max_len=64)
+    long = {"max_tokens": 20, "stop_token_ids": ()}
+    engine.step([request("a", prompt(0, 5), **long), request("b", prompt(1, 5), max_tokens=1)])
+    with pytest.raises(EngineStateError, match="'a' is busy"):
+        engine.score_tails([TailRequest("a", prompt(0, 8), 6)])
+    with pytest.raises(EngineStateError, match="'b' is busy"):
+        engine.score_tails([TailRequest("b", prompt(0, 8), 6)] * 2)
+    # A running neighbour is not disturbed.
+    check_tails(engine, {"b": (prompt(1, 9), 6)})
+    (left,) = engine.step([])
+    expected = plain_logprobs([*prompt(0, 5), *left.token_ids])[-20:]
+    np.testing.assert_allclose(left.logprobs, expected, atol=1e-5)
+    engine.sleep()
+    with pytest.raises(EngineStateError, match="must be ready"):
+        engine.score_tails([TailRequest("b", prompt(0, 8), 6)])
+
+
+@pytest.mark.parametrize("start", [0, 5, 9])
+def test_a_tail_that_lies_outside_its_text_is_refused(start: int) -> None:
+    with pytest.raises(ValueError, match=r"a tail starts at 1 \.\. 4"):
+        TailRequest("a", prompt(0, 5), start)
 
 
 def lora_model() -> tuple[Any, dict[str, Any]]:

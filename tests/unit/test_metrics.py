@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from delta_belief_rl.algo import build_credit
+from delta_belief_rl.algo.base import Advantage
 from delta_belief_rl.algo.shapers.channels import ChannelShaper, RewardSettings, build_table
 from delta_belief_rl.eval.metrics import (
     cluster_bootstrap,
@@ -25,7 +26,13 @@ from delta_belief_rl.eval.metrics import (
     summarise,
     win_by_turn,
 )
-from delta_belief_rl.eval.step_metrics import judge_classes, normalise_question
+from delta_belief_rl.eval.step_metrics import (
+    judge_classes,
+    judge_extras,
+    normalise_question,
+    returns_to_come,
+)
+from delta_belief_rl.trainer.validation import parts_text
 from delta_belief_rl.types import (
     FloatArray,
     Group,
@@ -229,7 +236,31 @@ def test_training_secrets_in_the_validation_set_are_reported_apart() -> None:
     assert out["val-core/success_rate/overlap"] == pytest.approx(1.0)
     assert out["val-core/success_rate/clean"] == pytest.approx(2 / 8)
     assert out["val-core/strict_success_rate/clean"] == pytest.approx(1 / 8)
+    assert out["val-core/secrets/overlap"] == 1
+    assert out["val-core/secrets/clean"] == out["val-core/secrets"] - 1
+    low, high = (out[f"val-core/success_rate/ci_{end}/clean"] for end in ("low", "high"))
+    assert low <= 2 / 8 <= high
+    assert out["pass@k/1/overlap"] == pytest.approx(1.0)
+    assert out["pass@k/1/clean"] == pytest.approx(2 / 8)
+    assert out["strict_pass@k/1/clean"] == pytest.approx(1 / 8)
     assert "val-core/success_rate/clean" not in summarise(MIXED, train_secrets={"other"})
+
+
+def test_the_line_about_a_validation_tells_both_parts() -> None:
+    assert parts_text(summarise(MIXED)) == ""
+    out = summarise(MIXED, train_secrets={"secret2"})
+    rate = out["val-core/strict_success_rate/overlap"]
+    others = int(out["val-core/secrets"]) - 1
+    assert parts_text(out) == (
+        f" ({100 * rate:.1f} % on the 1 that are training secrets, 12.5 % on the {others} others)"
+    )
+
+
+def test_a_validation_set_of_training_secrets_alone_has_no_clean_part() -> None:
+    out = summarise(MIXED, train_secrets={group.task.secret.upper() for group in MIXED})
+    assert out["val-core/secrets/clean"] == 0
+    assert out["val-core/secrets/overlap"] == out["val-core/secrets"]
+    assert [name for name in out if name.endswith("/clean")] == ["val-core/secrets/clean"]
 
 
 def step(
@@ -310,6 +341,57 @@ def test_advantage_metrics_weigh_tokens() -> None:
     assert out[f"{name}/mean_per_seq_std"] == pytest.approx(0.0)
 
 
+def test_returns_are_the_rewards_still_to_come_each_paid_once() -> None:
+    task = Task(id="a", source="tw_q", secret="a", messages=())
+    games = [game(task, "strict", 2), game(task, "lost", 1)]
+    groups = [Group(task, tuple(games))]
+    table = build_table(groups)
+    belief = np.array([3.0, 0.0, 1.0])
+    rewards = ChannelShaper(RewardSettings(weight_elicit=1.0)).shape(table, groups, belief)
+    table = replace(table, rewards=rewards)
+    end = 2.0 - 0.05 * 2
+    np.testing.assert_allclose(returns_to_come(table), [3 + end, end, 1.0])
+    # Two tokens a turn; an estimator that pays the outcome at every turn changes nothing.
+    for estimator in ("grpo_turn", "grpo_turn_rtg", "grpo"):
+        out = rollout_metrics(groups, table, build_credit(estimator).apply(table))
+        assert out["critic/returns/token_max"] == pytest.approx(3 + end)
+        assert out["critic/returns/token_min"] == 1.0
+        assert out["critic/returns/token_mean_global"] == pytest.approx((3 + 2 * end + 1) / 3)
+        assert out["critic/returns/mean_per_seq_mean"] == pytest.approx((1.5 + end + 1) / 2)
+        assert out["critic/returns/mean_per_seq_std"] == pytest.approx(1.5 / 2)
+
+
+def test_advantages_of_tokens_are_counted_token_by_token() -> None:
+    task = Task(id="a", source="tw_q", secret="a", messages=())
+    games = [game(task, "strict", 1), game(task, "error", 1), game(task, "lost", 1)]
+    groups = [Group(task, tuple(games))]
+    table = build_table(groups)
+    advantage = Advantage(
+        turns=np.array([2.0, 9.0, 0.0]),
+        weight=np.ones(3),
+        rewards=np.zeros(3),
+        tokens=np.array([1.0, 3.0, 9.0, 9.0, -1.0, 1.0]),
+    )
+    out = rollout_metrics(groups, table, advantage)
+    assert out["critic/advantages/token_max"] == 3.0
+    assert out["critic/advantages/token_min"] == -1.0
+    assert out["critic/advantages/token_mean_global"] == 1.0
+    assert out["critic/advantages/mean_per_seq_std"] == 1.0
+
+
+def test_coverage_is_the_share_of_sampled_tokens_after_the_prompt() -> None:
+    task = Task(id="a", source="tw_q", secret="a", messages=())
+    first = game(task, "lost", 2)  # tokens 0-9, turns at 0-1 and 5-6
+    late = replace(
+        first,
+        token_ids=tuple(range(13)),
+        turns=tuple(replace(t, start=t.start + 3, end=t.end + 3) for t in first.turns),
+    )
+    _, out = step([first, late])
+    assert out["state_tokens(total)"] == 8.0
+    assert out["state_tokens/coverage"] == pytest.approx(8 / 20)
+
+
 def test_judge_classes_say_what_the_rules_made_of_the_judges_word() -> None:
     pairs = [
         ("finished", Verdict.WIN),
@@ -325,6 +407,50 @@ def test_judge_classes_say_what_the_rules_made_of_the_judges_word() -> None:
     assert out == pytest.approx(
         {f"judge/{name}": 1 / 6 for name in (*names, "true_negatives", "unrecognized")}
     )
+
+
+def test_J1_a_failed_call_is_no_word_of_the_judge() -> None:
+    failed = turn(0, raw_verdict="error: no answer", verdict=Verdict.ERROR)
+    assert judge_classes([failed]) == {}
+    plain = turn(0, raw_verdict="error", verdict=Verdict.ERROR)
+    assert judge_classes([failed, plain, turn(1, raw_verdict="no")])["judge/true_negatives"] == 1.0
+
+
+def test_judge_extras_are_shares_of_all_questions() -> None:
+    turns = [
+        turn(0, diagnostics=("no_question", "repeated")),
+        turn(1, diagnostics=("no_question", "no_question")),
+        turn(2, raw_verdict="no"),
+        turn(3, diagnostics=("candidate_list",)),
+    ]
+    out = judge_extras(turns)
+    assert out["judge/extra/no_question"] == 0.5
+    assert out["judge/extra/repeated"] == 0.25
+    assert out["judge/extra/candidate_list"] == 0.25
+    assert out["judge/extra/too_long_word"] == 0.0
+    assert judge_extras([]) == {}
+    _, training = step([replace(MIXED[0].trajectories[2], turns=tuple(turns))])
+    assert training["judge/extra/no_question"] == 0.5
+
+
+def test_a_summary_has_the_judge_and_every_source_by_the_published_names() -> None:
+    groups = [
+        replace(g, trajectories=tuple(with_words(game) for game in g.trajectories)) for g in MIXED
+    ]
+    out = summarise(groups, rewards=[float(i) for i in range(12)])
+    assert out["val-core/judge/true_negatives"] == pytest.approx(18 / 24)
+    assert out["val-core/judge/false_negatives"] == pytest.approx(6 / 24)
+    assert out["val-core/judge/extra/no_question"] == 0.0
+    assert out["val-core/tw_q/reward/mean@4"] == 5.5
+    assert out["val-core/tw_q/reward/best@4/mean"] == pytest.approx((3 + 7 + 11) / 3)
+    assert out["val-aux/tw_q/num_questions/mean@4"] == 2.0
+    assert "val-core/tw_q/reward/mean@4" not in summarise(groups)
+    assert not any(name.startswith("val-core/judge/true") for name in summarise(MIXED))
+
+
+def with_words(game: Trajectory) -> Trajectory:
+    """The game as if a judge had said no to everything."""
+    return replace(game, turns=tuple(replace(t, raw_verdict="no") for t in game.turns))
 
 
 def test_questions_are_the_same_without_case_spaces_and_final_punctuation() -> None:

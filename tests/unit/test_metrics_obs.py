@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delta_belief_rl.obs.metrics import MetricSums, StepTimers, perf_metrics
+from delta_belief_rl.obs.metrics import MetricSums, StepTimers, perf_metrics, token_timings
 from delta_belief_rl.obs.progress import ProgressView, Pulse, format_seconds, heartbeat, split_text
 
 
@@ -59,6 +59,22 @@ def test_throughput_is_tokens_per_second_and_device() -> None:
     assert metrics["perf/time_per_step"] == 2.0
 
 
+def test_host_memory_is_that_of_the_driver_and_of_the_ranks() -> None:
+    alone, more = perf_metrics(1, 1.0), perf_metrics(1, 1.0, ranks_gb=4.0)
+    gained = more["perf/cpu_memory_used_gb"] - alone["perf/cpu_memory_used_gb"]
+    assert gained == pytest.approx(4.0, abs=0.1)
+    assert 0.01 < alone["perf/cpu_memory_used_gb"] < 100
+
+
+def test_playing_is_timed_per_sampled_token_and_the_rest_per_token_of_the_games() -> None:
+    timings = {"timing_s/gen": 2.0, "timing_s/adv": 1.0, "timing_s/testing": 9.0, "x": 1.0}
+    assert token_timings(timings, 100, 1000) == {
+        "timing_per_token_ms/gen": 20.0,
+        "timing_per_token_ms/adv": 1.0,
+    }
+    assert token_timings(timings, 0, 0) == {}
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
@@ -78,6 +94,7 @@ def test_split_names_the_largest_parts_first_and_leaves_the_whole_out() -> None:
         "timing_s/step": 9.0,
         "timing_s/gen": 3.0,
         "timing_s/update_actor": 5.0,
+        "timing_s/update_ema": 4.0,
         "timing_s/adv": 0.0,
     }
     assert split_text(timings) == "update_actor 5.0 s, gen 3.0 s"

@@ -82,6 +82,20 @@ def test_C4_every_turn_keeps_its_own_log_probs_advantage_and_number() -> None:
             row += 1
 
 
+def test_C4_tokens_of_a_turn_may_differ_in_their_advantage() -> None:
+    total = sum(len(sampled) for sampled in SAMPLED)
+    tokens = np.random.default_rng(2).normal(size=total)
+    batch, plain = build(token_advantages=tokens), build()
+    np.testing.assert_array_equal(batch.advantages[batch.turn_ids >= 0], tokens)
+    assert not batch.advantages[batch.turn_ids < 0].any()
+    np.testing.assert_array_equal(batch.weight, plain.weight)
+    first = GAMES[0].turns[0]
+    place = slice(first.start, first.end)
+    assert batch.advantages[place].tolist() == tokens[: first.n_tokens].tolist()
+    with pytest.raises(ValueError, match=f"{total} sampled tokens but {total - 1}"):
+        build(token_advantages=tokens[1:])
+
+
 def test_C4_log_probs_of_the_trainer_lie_at_the_sampled_tokens_and_nowhere_else() -> None:
     old, base = logps(seed=1), logps(seed=2)
     batch = build(old_logp=old, views={"base": base})

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from delta_belief_rl.cli.front import find_overlaps, prepare
 from delta_belief_rl.config.compose import load_config
 from delta_belief_rl.config.facts import (
     Facts,
@@ -21,7 +22,11 @@ from delta_belief_rl.config.facts import (
 )
 from delta_belief_rl.config.memory import estimate_memory, show_bytes
 from delta_belief_rl.config.plan import Plan, make_plan
+from delta_belief_rl.envs.parquet import write_parquet
+from delta_belief_rl.envs.secrets import make_tasks
+from delta_belief_rl.trainer.tasks import load_tasks
 from delta_belief_rl.types import UserError
+from tests.runs import ROOT
 
 PAPER_FACTS = Facts(num_train_tasks=1000, num_val_tasks=198, cores=64, gpus=8)
 QWEN = {
@@ -155,11 +160,13 @@ def test_more_secrets_than_tasks_is_a_problem() -> None:
 
 
 def test_missing_files_and_gpus_are_named_with_a_cure_and_the_plan_is_still_shown() -> None:
-    facts = Facts(None, None, cores=2, gpus=0, missing=("a/train.parquet",))
+    published = "delta_belief_rl/env/twenty_questions/direct/coca_plus/train_rl.parquet"
+    facts = Facts(None, None, cores=2, gpus=0, missing=(published,))
     plan = plan_of("experiment=train_8xa100_paper", facts=facts)
     assert plan.total_steps is None
     assert len(plan.problems) == 2
-    assert "copy it from the published delta-belief-rl repository" in plan.problems[0]
+    assert "fetch the published files with `delta-belief data fetch`" in plan.problems[0]
+    assert "data.train_files=package:twenty_questions/train" in plan.problems[0]
     assert "needs 7 GPUs and 0 are visible" in plan.problems[1]
     text = plan.render()
     assert "? training steps" in text
@@ -250,3 +257,80 @@ def test_N1_cores_and_gpus_come_from_the_allocation(tmp_path: Path) -> None:
     assert available_gpus({"CUDA_VISIBLE_DEVICES": "-1"}, tmp_path) == 0
     assert available_cores({"SLURM_CPUS_PER_TASK": "1"}) == 1
     assert available_cores({}) >= 1
+
+
+# --- secrets that two sets share ----------------------------------------------------------------
+
+PUBLISHED = ROOT.parent / "shared" / "data" / "envs" / "twenty_questions"
+
+
+def task_files(folder: Path, **secrets: str) -> list[str]:
+    """Settings that name one file a split, with the secrets of a text."""
+    words = []
+    for split, names in secrets.items():
+        write_parquet(folder / f"{split}.parquet", make_tasks(names.split(), split))
+        words.append(f"data.{split}_files={folder}/{split}.parquet")
+    return words
+
+
+def test_the_plan_tells_which_secrets_two_sets_share(tmp_path: Path) -> None:
+    sets = {"train": "owl fox elk yak", "val": "FOX hen cod", "test": "hen ox yak fox ant bee gnu"}
+    words = ["experiment=paper_qwen1.7b", *task_files(tmp_path, **sets)]
+    plan = prepare(words)[1]
+    assert [(pair.first, pair.second, pair.shared) for pair in plan.facts.overlaps] == [
+        ("training", "validation", ("fox",))
+    ]
+    text = plan.render()
+    assert "  1 of 3 validation secrets is also a training secret (fox)" in text
+    tested = prepare([*words, "trainer.final_test=true"])[1].render()
+    assert "  2 of 7 test secrets are also training secrets (fox, yak)" in tested
+    assert "  2 of 7 test secrets are also validation secrets (fox, hen)" in tested
+
+
+def test_the_overlap_is_that_of_the_secrets_that_are_played(tmp_path: Path) -> None:
+    words = ["experiment=paper_qwen1.7b", *task_files(tmp_path, train="a b c d", val="a b c d")]
+    config = load_config([*words, "data.sample_count.val=2", "data.sample_count.train=2"])[0]
+    tasks = load_tasks(config)
+    both = {task.secret for task in tasks.val} & tasks.train_secrets()
+    (pair,) = find_overlaps(config)
+    assert (set(pair.shared), pair.num_second) == (both, 2)
+
+
+def test_no_overlap_no_file_and_no_table_are_no_overlap(tmp_path: Path) -> None:
+    words = ["experiment=paper_qwen1.7b", *task_files(tmp_path, train="owl fox", val="elk yak")]
+    assert find_overlaps(load_config(words)[0]) == ()
+    absent = f"data.val_files={tmp_path}/none.parquet"
+    assert find_overlaps(load_config([*words, absent])[0]) == ()
+    (tmp_path / "val.parquet").write_bytes(b"no parquet")
+    assert find_overlaps(load_config(words)[0]) == ()
+    assert gather_facts(load_config(["experiment=quickstart"])[0], None, find_overlaps) is not None
+
+
+def test_the_published_validation_set_holds_45_training_secrets() -> None:
+    if not PUBLISHED.exists():
+        pytest.skip("no ../shared/data beside this clone: the published files are not here")
+    words = [
+        "experiment=paper_qwen1.7b",
+        f"data.train_files={PUBLISHED}/train_rl.parquet",
+        f"data.val_files={PUBLISHED}/val.parquet",
+        f"data.test_files={PUBLISHED}/test.parquet",
+        "trainer.final_test=true",
+    ]
+    plan = prepare(words)[1]
+    (pair,) = plan.facts.overlaps
+    assert (pair.first, pair.second, len(pair.shared)) == ("training", "validation", 45)
+    sentence = "45 of 198 validation secrets are also training secrets (ankle, anniversary, aunt, "
+    assert sentence in plan.render()
+
+
+def test_a_missing_published_file_is_cured_by_fetching_or_by_the_packaged_secrets() -> None:
+    city = "delta_belief_rl/env/guess_my_city/direct/paprika/test.parquet"
+    other = "learning_to_ask/env/twenty_questions/direct/coca_plus/val.parquet"
+    facts = Facts(None, None, cores=2, gpus=8, missing=(city, other, "x/mine.parquet", "x/model"))
+    cures = plan_of("experiment=paper_qwen1.7b", facts=facts).problems
+    assert cures[0].endswith(
+        "does not exist: fetch the published files with `delta-belief data fetch`."
+    )
+    assert "data fetch`, or set data.train_files=package:twenty_questions/train" in cures[1]
+    assert "correct the path, or set data.train_files=package:" in cures[2]
+    assert cures[3].endswith("correct the path or get the model.")

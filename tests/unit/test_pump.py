@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
+from typing import TypeVar
 
+import numpy as np
 import pytest
 
 from delta_belief_rl.engines.base import (
@@ -12,9 +15,12 @@ from delta_belief_rl.engines.base import (
     FinishReason,
     GenRequest,
     SamplingParams,
+    TailRequest,
 )
 from delta_belief_rl.engines.fake_engine import FakeEngine
 from delta_belief_rl.engines.pump import EngineFailure, EnginePump, EngineRouter
+
+T = TypeVar("T")
 
 
 def request(session: str) -> GenRequest:
@@ -250,3 +256,190 @@ def test_a_router_is_deterministic_only_when_all_of_its_engines_are() -> None:
     assert not EngineRouter([*exact, EnginePump(step)]).deterministic
     with pytest.raises(ValueError, match="at least one"):
         EngineRouter([])
+
+
+# --- games that try several actions ---------------------------------------------------------------
+
+
+def tail(session: str) -> TailRequest:
+    return TailRequest(session, (1, 2, 3), 2)
+
+
+class Scorer(Recorder):
+    """A recorder that also scores, and notes whether two of its calls ever overlap."""
+
+    def __init__(self, at_once: int = 1) -> None:
+        super().__init__(at_once)
+        self.calls: list[tuple[str, list[str]]] = []
+        self.inside = 0
+
+    async def step(self, new: list[GenRequest]) -> list[Completion]:
+        self.calls.append(("step", [r.session for r in new]))
+        return await self._alone(super().step(new))
+
+    async def score(self, requests: list[TailRequest]) -> list[np.ndarray]:
+        self.calls.append(("score", [r.session for r in requests]))
+        return await self._alone(self._values(requests))
+
+    async def _values(self, requests: list[TailRequest]) -> list[np.ndarray]:
+        await asyncio.sleep(0.001)
+        return [np.array([float(ord(r.session[0]))]) for r in requests]
+
+    async def _alone(self, call: Coroutine[None, None, T]) -> T:
+        assert self.inside == 0
+        self.inside += 1
+        try:
+            return await call
+        finally:
+            self.inside -= 1
+
+
+def test_R15_a_game_with_several_requests_waits_as_one() -> None:
+    async def main() -> list[list[str]]:
+        engine = Recorder(at_once=9)
+        pump = EnginePump(engine.step, deterministic=True)
+        pump.enter()
+        pump.enter()
+        several = asyncio.create_task(pump.generate_all([request("b"), request("b1")]))
+        await asyncio.sleep(0.01)
+        assert engine.batches == []
+        assert pump.outstanding()[0] == 2
+        await pump.generate(request("a"))
+        assert [c.session for c in await several] == ["b", "b1"]
+        return engine.batches
+
+    assert asyncio.run(main()) == [["a", "b", "b1"]]
+
+
+def test_completions_come_in_the_order_of_the_requests_whenever_they_end() -> None:
+    async def main() -> list[Completion]:
+        class Backwards(Recorder):
+            async def step(self, new: list[GenRequest]) -> list[Completion]:
+                self._running += [r.session for r in new]
+                return [done(self._running.pop())]
+
+        return await EnginePump(Backwards().step).generate_all([request(s) for s in "abc"])
+
+    assert [c.session for c in asyncio.run(main())] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize("slow", ["a", "b", "c"])
+def test_R15_scoring_and_stepping_never_overlap_and_their_order_is_that_of_the_games(
+    slow: str, deterministic: bool
+) -> None:
+    async def main() -> list[tuple[str, list[str]]]:
+        engine = Scorer(at_once=9)
+        pump = EnginePump(
+            engine.step, engine.release, score=engine.score, deterministic=deterministic
+        )
+
+        async def game(name: str) -> None:
+            for _ in range(2):
+                await pump.generate_all([request(name), request(name + "1")])
+                await asyncio.sleep(0.01 if name == slow else 0)  # the judge
+                values = await pump.score_all([tail(name), tail(name + "1")])
+                assert [float(v[0]) for v in values] == [float(ord(name))] * 2
+            await pump.release(name)
+            pump.leave()
+
+        for _ in range(3):
+            pump.enter()
+        await asyncio.gather(*(game(n) for n in ("c", "a", "b")))
+        await pump.flush()
+        return engine.calls
+
+    calls = asyncio.run(main())
+    everyone = ["a", "a1", "b", "b1", "c", "c1"]
+    if deterministic:
+        assert calls == [("step", everyone), ("score", everyone)] * 2
+    for kind in ("step", "score"):
+        assert sorted(s for name, row in calls if name == kind for s in row) == sorted(everyone * 2)
+
+
+def test_H2_a_failing_score_is_raised_into_every_waiting_game() -> None:
+    async def score(requests: list[TailRequest]) -> list[np.ndarray]:
+        raise ValueError("CUDA is gone")
+
+    async def main() -> list[object]:
+        pump = EnginePump(Recorder().step, score=score, deterministic=True)
+        pump.enter()
+        pump.enter()
+        calls = (pump.score_all([tail("a")]), pump.generate(request("b")))
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        with pytest.raises(EngineFailure, match="CUDA is gone"):
+            await pump.score_all([tail("a")])
+        return list(results)
+
+    results = asyncio.run(main())
+    assert all(isinstance(r, EngineFailure) for r in results)
+
+
+def test_B6_a_missing_score_is_a_failure() -> None:
+    async def score(requests: list[TailRequest]) -> list[np.ndarray]:
+        return []
+
+    with pytest.raises(EngineFailure, match="0 scores for 1 texts"):
+        asyncio.run(EnginePump(Recorder().step, score=score).score_all([tail("a")]))
+
+
+def test_J5_a_score_that_hangs_misses_its_deadline() -> None:
+    async def score(requests: list[TailRequest]) -> list[np.ndarray]:
+        await asyncio.sleep(60)
+        return []
+
+    pump = EnginePump(Recorder().step, score=score, step_deadline=0.02)
+    with pytest.raises(EngineFailure, match=r"within 0\.02 s"):
+        asyncio.run(pump.score_all([tail("a")]))
+
+
+def test_an_engine_that_cannot_score_says_so() -> None:
+    with pytest.raises(EngineFailure, match="cannot score"):
+        asyncio.run(EnginePump(Recorder().step).score_all([tail("a")]))
+
+    class Plain:
+        async def generate(self, request: GenRequest) -> Completion:
+            return done(request.session)
+
+        async def release(self, session: str) -> None: ...
+
+    with pytest.raises(EngineFailure, match="a Plain neither samples"):
+        asyncio.run(EngineRouter([Plain()]).generate_all([request("a")]))
+
+
+def test_a_cancelled_game_takes_its_texts_out_of_the_line() -> None:
+    async def main() -> list[tuple[str, list[str]]]:
+        engine = Scorer(at_once=9)
+        pump = EnginePump(engine.step, score=engine.score, deterministic=True)
+        pump.enter()
+        pump.enter()
+        lost = asyncio.create_task(pump.score_all([tail("a")]))
+        await asyncio.sleep(0)
+        lost.cancel()
+        await asyncio.sleep(0)
+        await pump.release("a")
+        pump.leave()
+        await pump.score_all([tail("b")])
+        return engine.calls
+
+    assert asyncio.run(main()) == [("score", ["b"])]
+
+
+def test_the_branches_of_a_game_stay_on_one_engine() -> None:
+    fakes = engines(2)
+    router = EngineRouter(fakes)
+
+    async def main() -> None:
+        for name in "ab":
+            await router.generate_all([request(name), request(name + "1")])
+        await router.score_all([tail("b1"), tail("b")])
+        await router.release("a")
+        await router.release("a1")
+        await router.generate_all([request("c"), request("c1")])
+
+    asyncio.run(main())
+    assert [r.session for r in fakes[0].requests] == ["a", "a1", "c", "c1"]
+    assert [r.session for r in fakes[1].requests] == ["b", "b1"]
+    assert [r.session for r in fakes[1].scored] == ["b1", "b"]
+    assert fakes[0].released == ["a", "a1"]
+    assert router.sessions() == [2, 2]

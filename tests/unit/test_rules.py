@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+from delta_belief_rl.config.availability import unavailable
 from delta_belief_rl.config.compose import load_config
 from delta_belief_rl.config.rules import check, problems
+from delta_belief_rl.config.schema_algo import GROUP_ESTIMATORS
 from delta_belief_rl.types import UserError
 
 PAPER = "experiment=paper_qwen1.7b"
 QUICK = "experiment=quickstart"
+VAL_KWARGS = "actor_rollout_ref.rollout.val_kwargs"
+TRIES = [QUICK, "multi_turn.logprob_sampling.enabled=true", "actor_rollout_ref.rollout.n=4"]
+THINKS = ["actor_rollout_ref.actor.thinking=true"]
 
 
 def sentences(*overrides: str) -> list[str]:
@@ -56,7 +61,7 @@ def test_U1_more_ranks_than_games_of_an_optimizer_step_are_refused() -> None:
     assert "2 games for 8 training ranks" in sentence
 
 
-@pytest.mark.parametrize("estimator", ["grpo", "grpo_turn", "grpo_turn_rtg", "rloo"])
+@pytest.mark.parametrize("estimator", GROUP_ESTIMATORS)
 def test_A16_a_group_of_one_is_refused_with_a_group_baseline(estimator: str) -> None:
     (sentence,) = sentences(QUICK, "multi_turn.train.n=1", f"algorithm.adv_estimator={estimator}")
     assert "multi_turn.train.n must be at least 2" in sentence
@@ -99,7 +104,7 @@ def test_C2_the_cap_of_a_turn_must_be_below_the_cap_of_a_game() -> None:
         ([QUICK, "algorithm.adv_estimator=grpo_trun"], "did you mean grpo_turn?"),
         ([QUICK, "multi_turn.logprob_reward.methods=[positve]"], "did you mean positive?"),
         ([QUICK, "multi_turn.verify_judge.methods=[exat]"], "did you mean exact?"),
-        ([QUICK, "multi_turn.verify_judge.methods=[syntax]"], "does not know syntax"),
+        ([QUICK, "multi_turn.verify_judge.methods=[sintax]"], "did you mean syntax?"),
         ([QUICK, "multi_turn.logprob_reward.methods=[pacr,potential]"], "keep one of them"),
         ([QUICK, "data.train_files=a.parquet"], "exclude each other"),
         ([QUICK, "multi_turn.env=guess_my_city"], "plays twenty_questions only"),
@@ -113,6 +118,15 @@ def test_C2_the_cap_of_a_turn_must_be_below_the_cap_of_a_game() -> None:
         ([PAPER, "actor_rollout_ref.rollout.max_model_len=2000"], "shorter than a game"),
         ([QUICK, "multi_turn.logprob_reward.clip_min=3"], "clip_min must be less"),
         ([QUICK, "multi_turn.logprob_reward.dead_band=-1"], "dead_band"),
+        ([QUICK, "multi_turn.logprob_reward.std_floor=-1"], "std_floor"),
+        (
+            [
+                QUICK,
+                "multi_turn.logprob_reward.methods=[pacr]",
+                "multi_turn.logprob_reward.base_model=base",
+            ],
+            "base_model and step_model alike",
+        ),
         ([QUICK, "multi_turn.logprob_sampling.p_best=2"], "p_best must lie in [0, 1]"),
         ([QUICK, "multi_turn.logprob_sampling.enabled=true"], "candidates to choose from"),
         ([QUICK, "actor_rollout_ref.rollout.n=4"], "for the group size set multi_turn.train.n"),
@@ -124,6 +138,28 @@ def test_C2_the_cap_of_a_turn_must_be_below_the_cap_of_a_game() -> None:
                 "multi_turn.logprob_sampling.best_n=7",
             ],
             "must not exceed multi_turn.train.n=8",
+        ),
+        ([QUICK, "multi_turn.logprob_sampling.worst_n=-1"], "worst_n must not be negative, not -1"),
+        ([*TRIES, "actor_rollout_ref.rollout.max_num_seqs=3"], "no room for the 4 candidates"),
+        (
+            [*TRIES, "trainer.val_only=true", f"{VAL_KWARGS}.do_sample=false"],
+            "makes all candidates of multi_turn.logprob_sampling equal",
+        ),
+        (
+            [*TRIES, "trainer.val_only=true", f"{VAL_KWARGS}.temperature=0"],
+            "makes all candidates of multi_turn.logprob_sampling equal",
+        ),
+        (
+            [QUICK, *THINKS, "actor_rollout_ref.actor.thinking_history=strip"],
+            "no single stream of tokens",
+        ),
+        (
+            [
+                QUICK,
+                *THINKS,
+                "actor_rollout_ref.model.chat_template_kwargs={enable_thinking: false}",
+            ],
+            "contradicts actor_rollout_ref.actor.thinking=true",
         ),
         (
             [QUICK, "actor_rollout_ref.role=rollout", "trainer.val_only=true"],
@@ -154,6 +190,23 @@ def test_C2_the_cap_of_a_turn_must_be_below_the_cap_of_a_game() -> None:
         ([QUICK, "actor_rollout_ref.actor.optim.min_lr_ratio=0.1"], "needs warmup_style=cosine"),
         ([QUICK, "algorithm.gamma=1.1"], "algorithm.gamma"),
         ([QUICK, "algorithm.std_floor=-1"], "algorithm.std_floor"),
+        ([QUICK, "algorithm.clip_adv_min=3"], "clip_adv_min must be less"),
+        ([QUICK, "algorithm.kl_ctrl.kl_coef=-1"], "kl_coef must not be negative"),
+        ([QUICK, "algorithm.kl_ctrl.horizon=0"], "horizon must be above 0"),
+        ([QUICK, "algorithm.kl_ctrl.target_kl=0"], "target_kl must be above 0"),
+        (
+            [
+                PAPER,
+                "algorithm.use_kl_in_reward=true",
+                "actor_rollout_ref.model.lora_rank=0",
+                "actor_rollout_ref.model.adapters=[]",
+            ],
+            "without its adapter",
+        ),
+        ([QUICK, "trainer.abort.patience=0"], "abort.patience must be at least 1"),
+        ([QUICK, "trainer.abort.nan_gradients=0"], "abort.nan_gradients must be at least 1"),
+        ([QUICK, "trainer.abort.min_entropy=-1"], "min_entropy must not be negative"),
+        ([QUICK, "trainer.abort.max_invalid_turns=1.5"], "max_invalid_turns must lie in [0, 1]"),
         ([QUICK, "actor_rollout_ref.model.ema_beta=2"], "ema_beta"),
         ([QUICK, "actor_rollout_ref.rollout.temperature=-1"], "temperature must not be negative"),
         ([QUICK, "actor_rollout_ref.rollout.top_p=0"], "top_p must be above 0"),
@@ -226,3 +279,28 @@ def test_a_prompt_for_the_world_without_a_world_is_refused() -> None:
     assert sentences(QUICK, "data.world_prompt=Find it.") == []
     (sentence,) = sentences(PAPER, "data.world_prompt=Find it.")
     assert sentence == "data.world_prompt opens the games of data.world, which is not set."
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        TRIES,
+        [*TRIES, "trainer.val_only=true", "multi_turn.logprob_sampling.best_n=99"],
+        [*TRIES, "multi_turn.logprob_sampling.best_n=8", "multi_turn.logprob_sampling.worst_n=0"],
+        [QUICK, *THINKS],
+        [QUICK, "actor_rollout_ref.actor.cot=true"],
+        [QUICK, "actor_rollout_ref.actor.thinking_history=strip"],
+        [QUICK, *THINKS, "actor_rollout_ref.model.chat_template_kwargs={enable_thinking: true}"],
+    ],
+)
+def test_candidates_and_reasoning_are_accepted_and_nothing_is_missing_for_them(
+    overrides: list[str],
+) -> None:
+    assert sentences(*overrides) == []
+    assert unavailable(load_config(overrides)[0]) == []
+
+
+def test_candidates_wait_for_an_engine_that_scores_them() -> None:
+    gpu = ("actor_rollout_ref.device=auto", "actor_rollout_ref.ngpus=1")
+    config = load_config([*TRIES, *gpu, "actor_rollout_ref.rollout.name=vllm"])[0]
+    assert any("only the hf engine scores candidates" in line for line in unavailable(config))

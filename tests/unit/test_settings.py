@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from delta_belief_rl.algo.losses.policy import PolicyLossSettings
+from delta_belief_rl.algo.losses.registry import LOSSES
+from delta_belief_rl.algo.shapers.kl_reward import KlRewardSettings
+from delta_belief_rl.belief.elicit import NEUTRAL_QUESTION
 from delta_belief_rl.config.compose import load_config
 from delta_belief_rl.config.schema import RunConfig
+from delta_belief_rl.config.schema_algo import ESTIMATORS
 from delta_belief_rl.judge.pool import question_key
 from delta_belief_rl.trainer.actor import BASE, EMA, POLICY, ActorSettings
 from delta_belief_rl.trainer.settings import (
@@ -14,13 +20,16 @@ from delta_belief_rl.trainer.settings import (
     actor_settings,
     adapter_settings,
     belief_models,
+    candidate_settings,
     credit_method,
     env_settings,
     games_per_update,
     judge_cache_key,
+    kl_reward,
     loss_settings,
     micro_batch_tokens,
     number_format,
+    prior_exchange,
     reward_settings,
     sampling_params,
     score_tokens,
@@ -30,9 +39,7 @@ from delta_belief_rl.trainer.settings import (
 )
 from delta_belief_rl.types import UserError
 
-MODEL, ACTOR, ROLLOUT = (
-    f"actor_rollout_ref.{part}" for part in ("model", "actor", "rollout")
-)
+MODEL, ACTOR, ROLLOUT = (f"actor_rollout_ref.{part}" for part in ("model", "actor", "rollout"))
 REWARD = "multi_turn.logprob_reward"
 LORA = f"{MODEL}.lora_rank=4"
 
@@ -255,6 +262,44 @@ def test_the_winning_turn_is_dropped_with_normalised_rewards_unless_it_is_said_o
     assert (options.normalised, options.clip_max, options.turn_budget) == (normalised, 3.0, 7)
 
 
+def test_the_guards_of_the_belief_reward_arrive_and_are_off_by_default() -> None:
+    plain = shaping_options(config())
+    assert (plain.first_turn, plain.dead_band, plain.std_floor, plain.gamma) == ("keep", 0, 1e-8, 1)
+    assert prior_exchange(config(), "Yes") is None
+    cfg = config(
+        f"{REWARD}.first_turn=drop",
+        f"{REWARD}.dead_band=0.1",
+        f"{REWARD}.std_floor=0.2",
+        f"{REWARD}.prior_form=reply",
+        "algorithm.gamma=0.9",
+    )
+    options = shaping_options(cfg)
+    assert (options.first_turn, options.dead_band) == ("drop", 0.1)
+    assert (options.std_floor, options.gamma) == (0.2, 0.9)
+    assert prior_exchange(cfg, "Yes") == (NEUTRAL_QUESTION, "Yes")
+
+
+@pytest.mark.parametrize("name", list(LOSSES))
+def test_every_policy_loss_reaches_the_actor(name: str) -> None:
+    assert actor(f"{ACTOR}.policy_loss={name}").loss_name == name
+    assert actor().loss_name == "ppo"
+
+
+def test_A15_the_kl_reward_brings_the_view_it_needs_and_all_its_knobs() -> None:
+    assert kl_reward(config()) is None
+    words = (
+        LORA,
+        "algorithm.use_kl_in_reward=true",
+        "algorithm.kl_penalty=abs",
+        "algorithm.kl_ctrl={type: adaptive, kl_coef: 0.3, horizon: 50, target_kl: 0.2}",
+    )
+    assert actor(*words).views == (BASE,)
+    assert actor(*words).kl_coef == 0.0
+    reward = kl_reward(config(*words))
+    assert reward is not None
+    assert reward.settings == KlRewardSettings("abs", "adaptive", 0.3, 50, 0.2)
+
+
 # --- sampling, rewards, credit, rules -------------------------------------------------------------
 
 
@@ -308,7 +353,32 @@ def test_the_prices_of_all_signals_arrive() -> None:
     assert rewards.weight_elicit == 0.1
 
 
-@pytest.mark.parametrize("name", ["grpo", "grpo_turn", "grpo_turn_rtg", "reinforce"])
+def test_the_knobs_of_the_estimators_arrive() -> None:
+    words = ("multi_turn.train.n=2", "algorithm.gamma=0.9", "algorithm.parity=masked")
+
+    def made(name: str, *more: str) -> Any:
+        credit: Any = credit_method(config(f"algorithm.adv_estimator={name}", *words, *more))
+        return credit.settings
+
+    assert made("reinforce").gamma == 0.9
+    plus = made("reinforce_plus_plus")
+    assert (plus.gamma, plus.parity) == (0.9, "ours")
+    assert made("reinforce_plus_plus_baseline").parity == "ours"
+    assert made("reinforce_plus_plus", "algorithm.parity=reference").parity == "reference"
+    many = made(
+        "multi_turn_reinforce",
+        "algorithm.norm_adv_in_mtr=true",
+        "algorithm.clip_adv_in_mtr=true",
+        "algorithm.clip_adv_min=-2",
+        "algorithm.clip_adv_max=4",
+        "algorithm.only_propagate_eog_in_mtr=false",
+    )
+    assert (many.gamma, many.norm_adv_in_mtr, many.clip_adv_in_mtr) == (0.9, True, True)
+    assert (many.clip_adv_min, many.clip_adv_max) == (-2.0, 4.0)
+    assert not many.only_propagate_eog_in_mtr
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
 def test_every_estimator_is_built_from_the_configuration(name: str) -> None:
     credit = credit_method(config(f"algorithm.adv_estimator={name}", "multi_turn.train.n=2"))
     assert name.replace("_", "") in type(credit).__name__.lower()
@@ -344,3 +414,32 @@ def test_replies_are_cached_only_where_they_are_a_function_of_the_question() -> 
 def test_T11_thinking_is_a_variable_of_the_chat_template() -> None:
     assert template_options(config(f"{ACTOR}.thinking=true")) == {"enable_thinking": True}
     assert template_options(config()) == {"enable_thinking": False}
+
+
+def test_T11_further_variables_reach_the_chat_template_beside_the_flag_of_thinking() -> None:
+    options = template_options(
+        config(f"{MODEL}.chat_template_kwargs={{tools: null, style: brief}}")
+    )
+    assert options == {"tools": None, "style": "brief", "enable_thinking": False}
+
+
+def test_candidates_are_chosen_in_training_or_in_an_evaluation_alone() -> None:
+    on = ("multi_turn.logprob_sampling.enabled=true", f"{ROLLOUT}.n=8", "multi_turn.train.n=6")
+    knobs = ("best_n=3", "worst_n=1", "p_best=0.5")
+    sampling = [f"multi_turn.logprob_sampling.{knob}" for knob in knobs]
+    training = config(*on, *sampling)
+    found = candidate_settings(training, evaluation=False)
+    assert found is not None
+    assert (found.count, found.best_n, found.worst_n, found.p_best) == (8, 3, 1, 0.5)
+    assert found.grouped
+    assert candidate_settings(training, evaluation=True) is None
+    alone = candidate_settings(config(*on, "multi_turn.train.n=1"), evaluation=False)
+    assert alone is not None
+    assert not alone.grouped
+    evaluated = config(*on, *sampling, "trainer.val_only=true", "multi_turn.val.n=8")
+    found = candidate_settings(evaluated, evaluation=True)
+    assert found is not None
+    assert not found.grouped
+    assert (found.count, found.p_best) == (8, 0.5)
+    assert candidate_settings(evaluated, evaluation=False) is None
+    assert candidate_settings(config(f"{ROLLOUT}.n=1"), evaluation=False) is None

@@ -21,6 +21,7 @@ from delta_belief_rl.rollout.store import (
     write_groups,
 )
 from delta_belief_rl.types import (
+    Candidate,
     Group,
     Message,
     StopReason,
@@ -156,6 +157,46 @@ def test_published_rows_can_be_read_compressed(tmp_path: Path) -> None:
     assert [d.number for d in report.damaged] == [2]
 
 
+def test_rows_know_their_lines(tmp_path: Path) -> None:
+    path = tmp_path / "0.jsonl"
+    path.write_bytes(b'\n{"a": 1}\n[]\n{"a": 2}\n')
+    report = read_rows(path)
+    assert report.rows == ({"a": 1}, {"a": 2})
+    assert report.numbers == (2, 4)
+
+
+def test_a_compressed_file_that_breaks_off_keeps_the_games_before(tmp_path: Path) -> None:
+    plain = tmp_path / "1.jsonl"
+    write_groups(plain, [Group(TASK, tuple(game(i) for i in range(200)))], max_turns=2)
+    data = gzip.compress(plain.read_bytes())
+    path = tmp_path / "1.jsonl.gz"
+    path.write_bytes(data[: len(data) // 2])
+    report = read_trajectories(path)
+    (damaged,) = report.damaged
+    assert damaged.reason.startswith("the compressed data is damaged and ends here")
+    assert report.trajectories == tuple(game(i) for i in range(damaged.number - 1))
+    assert damaged.number > 50
+
+
+def test_a_checksum_that_fails_says_that_any_line_may_be_damaged(tmp_path: Path) -> None:
+    data = bytearray(gzip.compress(b'{"a": 1}\n'))
+    data[-8] ^= 1
+    path = tmp_path / "1.jsonl.gz"
+    path.write_bytes(bytes(data))
+    report = read_rows(path)
+    assert report.rows == ({"a": 1},)
+    assert "lines above may be too" in report.damaged[0].reason
+
+
+@pytest.mark.parametrize("line", ["[" * 100_000, "1" * 5000], ids=["deep", "long"])
+def test_a_line_that_python_refuses_to_parse_is_damaged(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "0.jsonl"
+    path.write_text(f'{line}\n{{"a": 1}}\n')
+    report = read_rows(path)
+    assert [damaged.number for damaged in report.damaged] == [1]
+    assert report.rows == ({"a": 1},)
+
+
 def test_R5_a_failed_write_leaves_the_old_file_and_nothing_beside_it(tmp_path: Path) -> None:
     path = tmp_path / "1.jsonl"
     write_groups(path, [Group(TASK, (game(0),))], max_turns=2)
@@ -164,3 +205,28 @@ def test_R5_a_failed_write_leaves_the_old_file_and_nothing_beside_it(tmp_path: P
         write_groups(path, [Group(TASK, (game(1, None), game(2)))], max_turns=1)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_candidates_and_the_question_inside_an_action_round_trip_exactly() -> None:
+    candidates = (
+        Candidate("<question>Is it big?</question>", "no", Verdict.NO, -7.25, 2.25, chosen=True),
+        Candidate("é", "", Verdict.INVALID, -math.inf, None, error="the belief is not finite"),
+        Candidate("", "", Verdict.ERROR, None, None, error="down"),
+    )
+    turn = replace(game().turns[0], question="Is it big?", candidates=candidates)
+    one = replace(game(), turns=(turn, game().turns[1]))
+    assert from_row(json.loads(json.dumps(to_row(one, max_turns=2), allow_nan=False))) == one
+    assert [t.asked for t in one.turns] == ["Is it big?", "Éclair?"]
+
+
+def test_what_the_environment_noticed_round_trips_exactly() -> None:
+    turn = replace(game().turns[0], diagnostics=("no_question", "repeated"))
+    one = replace(game(), turns=(turn, game().turns[1]))
+    assert from_row(json.loads(json.dumps(to_row(one, max_turns=2)))) == one
+
+
+def test_files_from_before_candidates_and_diagnostics_can_be_read() -> None:
+    row = to_row(game(), max_turns=2)
+    for turn in row["turns"]:
+        del turn["candidates"], turn["question"], turn["diagnostics"]
+    assert from_row(row) == game()

@@ -198,6 +198,60 @@ def test_a_test_file_is_read_for_a_final_test_only(tmp_path: Path) -> None:
         load_tasks(config(*words, absent, "trainer.final_test=true"))
 
 
+def source_file(folder: Path, source: str) -> str:
+    return write(folder / f"{source}.parquet", [row(0, "x", data_source=source)])
+
+
+@pytest.mark.parametrize(
+    ("source", "part"),
+    [
+        ("guess_my_city", "set multi_turn.env=guess_my_city, or name another file"),
+        ("chess", "correct its data_source, or name another file"),
+    ],
+)
+def test_tasks_of_another_environment_are_refused(source: str, part: str, tmp_path: Path) -> None:
+    wrong = source_file(tmp_path, source)
+    for split, other in (("train", "val"), ("val", "train")):
+        words = [*files(tmp_path, **{other: 1}), f"data.{split}_files=[{wrong}]"]
+        with pytest.raises(UserError, match="env=twenty_questions does not play") as caught:
+            load_tasks(config(*words))
+        assert part in str(caught.value)
+        assert repr(wrong) in str(caught.value)
+
+
+def test_a_plug_in_environment_plays_any_source(tmp_path: Path) -> None:
+    words = [f"data.{split}_files=[{source_file(tmp_path, 'chess')}]" for split in ("train", "val")]
+    tasks = load_tasks(config(*words, "plugins=[chess]", "multi_turn.env=chess"))
+    assert [task.source for task in tasks.train] == ["chess"]
+
+
+def test_an_evaluation_passes_over_training_tasks_of_another_environment(tmp_path: Path) -> None:
+    words = [
+        *files(tmp_path, train=2),
+        f"data.val_files=[{source_file(tmp_path, 'guess_my_city')}]",
+        "multi_turn.env=guess_my_city",
+        "trainer.val_only=true",
+    ]
+    tasks = load_tasks(config(*words))
+    assert (len(tasks.train), len(tasks.val)) == (0, 1)
+
+
+def test_other_names_of_a_secret_reach_the_task(tmp_path: Path) -> None:
+    reward = {"ground_truth": {"target": ["couch", "sofa"]}, "style": "rule"}
+    named = row(0, "couch", reward_model=reward)
+    odd = row(1, "couch", reward_model={"ground_truth": {"target": ["bed", "sofa"]}})
+    plain = row(2, "couch", reward_model=None)
+    tasks = read(write(tmp_path / "t.parquet", [named, odd, plain]))
+    assert [task.aliases for task in tasks] == [("sofa",), (), ()]
+
+
+def test_the_packaged_secrets_are_a_run_without_any_other_file() -> None:
+    words = ["env=twenty_questions_packaged", "trainer.final_test=true"]
+    tasks = load_tasks(load_config(words)[0])
+    assert [len(part) for part in (tasks.train, tasks.val, tasks.test)] == [1084, 220, 440]
+    assert tasks.train_secrets().isdisjoint(task.secret for task in (*tasks.val, *tasks.test))
+
+
 def test_the_world_gives_one_task_a_thing_and_splits_that_do_not_meet(tmp_path: Path) -> None:
     world = write_world(tmp_path / "world.yaml", (8, 3, 2))
     tasks = load_tasks(load_config(["experiment=quickstart", f"data.world={world}"])[0])

@@ -133,6 +133,29 @@ def test_J4_text_without_the_question_tag_is_not_judged() -> None:
     assert (tagged.question, tagged.needs_judge) == ("Is it alive?", True)
 
 
+@pytest.mark.parametrize(
+    ("text", "asked"),
+    [
+        ("<think>\nIs it big? Or red?\n</think>\n\n<question>Is it alive?</question>", True),
+        ("Hm.\n<question>\n Is it alive? \n</question> And then?", True),
+        ("<question>Is it alive?</question><question>Is it big? Is it red?</question>", True),
+        ("Is it big? <question>Is it alive</question>", False),
+        ("<question>Is it big? Is it red?</question>", False),
+        ("<question></question> Is it alive?", False),
+        ("<think>Is it alive?</think> <question>Is it ali", False),
+    ],
+)
+def test_J4_the_rules_look_at_the_question_inside_the_first_tags(text: str, asked: bool) -> None:
+    env = _game(TwentyQuestionsSettings(question_tag=True))
+    assert env.parse(text).needs_judge is asked
+    outcome = _say(env, text)
+    assert (outcome.verdict is not Verdict.INVALID) is asked
+    request = env.judge_request(env.parse("<question>Is it red?</question>"))
+    # A text without a question is no part of what the judge is shown.
+    assert all(question.strip() and "<" not in question for question, _ in request.history)
+    assert ("Is it alive?" in [question for question, _ in request.history]) is asked
+
+
 def test_J13_repeats_are_found_by_code_before_the_judge_is_asked() -> None:
     env = _game()
     assert _say(env, "Is it alive?", Verdict.YES).verdict is Verdict.YES
@@ -141,6 +164,7 @@ def test_J13_repeats_are_found_by_code_before_the_judge_is_asked() -> None:
     outcome = env.apply(action, None)
     assert outcome.verdict is Verdict.REPEATED
     assert "already asked" in outcome.reply
+    assert outcome.diagnostics == ("repeated",)
 
 
 def test_repeating_an_invalid_question_stays_invalid() -> None:
@@ -185,7 +209,8 @@ def test_J13_the_judge_sees_questions_and_its_own_replies() -> None:
     _say(env, "Is it alive?", Verdict.YES)
     _say(env, "broken")
     request = env.judge_request(env.parse("Is it big?"))
-    assert request.history[0] == ("Is it alive?", "yes")
+    # The judge's words, not the sentences that a player reads.
+    assert request.history == (("Is it alive?", "yes"), ("broken", "invalid"))
     assert request.task == env.task
     assert request.action == "Is it big?"
 
@@ -234,7 +259,7 @@ def test_a_reply_is_needed_exactly_when_the_judge_was_asked() -> None:
         {"win_rule": "loose"},
         {"candidate_lists": "allow"},
         {"duplicates": "none"},
-        {"verify_methods": ("syntax",)},
+        {"verify_methods": ("spelling",)},
         {"false_positive_behavior": "maybe"},
         {"notices": {"hello": "x"}},
         {"duplicates": "judge", "judge_history": False},

@@ -42,6 +42,9 @@ class FakeWandb(ModuleType):
         self.init_error: Exception | None = None
         self.init_args: dict[str, Any] = {}
 
+    def Table(self, **kwargs: Any) -> dict[str, Any]:
+        return kwargs
+
     def init(self, **kwargs: Any) -> FakeRun:
         self.init_args = kwargs
         if self.init_error:
@@ -82,6 +85,20 @@ def test_project_name_and_run_id_are_passed_so_that_a_resume_goes_on_in_the_same
     assert fake.run.logged == [(3, {"x": 1.0})]
     assert fake.run.finished == 1
     assert m.failures == 0
+
+
+def test_a_pass_at_k_curve_is_a_table_as_well_also_when_it_is_replayed(
+    fake: FakeWandb, tmp_path: Path
+) -> None:
+    curve = {"pass@k/10": 0.9, "pass@k/2": 0.4, "pass@k/2/errors_as_losses": 0.3, "x": 1.0}
+    m = mirror(tmp_path)
+    m.log(0, curve)
+    replay([{"step": 1, "run_id": "r1", **curve}], m)
+    assert m.failures == 0
+    for _, logged in fake.run.logged:
+        table = logged.pop("pass@k/pass@k_table")
+        assert table == {"columns": ["k", "pass@k"], "data": [[2, 0.4], [10, 0.9]]}
+        assert logged == curve
 
 
 def test_W2_error_at_the_start_does_not_reach_training(fake: FakeWandb, tmp_path: Path) -> None:

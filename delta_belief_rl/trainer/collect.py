@@ -1,0 +1,157 @@
+"""The games of a training step, played and scored.
+
+A step plays one batch of secrets. With ``algorithm.filter_groups`` it plays batch after batch and
+keeps the groups that teach something, until it has ``data.train_batch_size`` of them; what is over
+is left out. Which secrets a batch holds is a function of the batch's number, and the number of the
+next batch is part of the run's state, so a resumed run draws what the straight one draws.
+
+A secret is played at most once in a step: the random numbers of a game are named by secret, step
+and game, so a second group of the same secret would be the first one again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, replace
+
+from delta_belief_rl.algo.samplers.informative import informative_groups
+from delta_belief_rl.algo.shapers.channels import build_table
+from delta_belief_rl.config.schema import RunConfig
+from delta_belief_rl.trainer import steps
+from delta_belief_rl.trainer.actor import GameScore
+from delta_belief_rl.trainer.services import Services
+from delta_belief_rl.trainer.settings import belief_models, sampling_params
+from delta_belief_rl.types import Group, Task, UserError
+
+
+class TooFewGroups(UserError):
+    """The batches that one step may play held too few groups whose games differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """What a step trains on.
+
+    Attributes:
+        groups: With their beliefs, where these are measured.
+        scores: Per game, in the order of the games.
+        epoch: In which the step's first batch begins.
+        games: Games played, those of left out groups included.
+        metrics: How much was played for it.
+    """
+
+    groups: list[Group]
+    scores: list[GameScore]
+    epoch: int
+    games: int
+    metrics: dict[str, float]
+
+
+async def collect(run: Services, step: int) -> Collected:
+    """Play and score the games of a step, and move the cursor of the task order.
+
+    Raises:
+        TooFewGroups: Group filtering could not fill the step.
+    """
+    # Calls of a validation are not this step's; a resumed run has not made them.
+    run.judge.reset_stats()
+    if run.cfg.algorithm.filter_groups.enabled:
+        return await _collect_informative(run, step)
+    tasks, epoch = _draw(run, run.state.batches)
+    groups, scores = await _score(run, await _play(run, tasks, step))
+    run.state.batches += 1
+    return Collected(groups, scores, epoch, len(scores), {"train/num_gen_batches": 1.0})
+
+
+async def _collect_informative(run: Services, step: int) -> Collected:
+    """Batch after batch, until enough groups are kept."""
+    cfg, size = run.cfg, run.cfg.data.train_batch_size
+    kept: list[Group] = []
+    scores: list[GameScore] = []
+    seen: set[str] = set()
+    batches = games = 0
+    while len(kept) < size:
+        if batches == _most_batches(run):
+            raise TooFewGroups(
+                f"Step {step} found {len(kept)} of {size} groups whose games differ in {batches} "
+                "batches of secrets: raise algorithm.filter_groups.max_num_gen_batches or "
+                "multi_turn.train.n, or lower data.train_batch_size."
+            )
+        tasks, _ = _draw(run, run.state.batches + batches, seen)
+        batches += 1
+        seen.update(task.id for task in tasks)
+        groups = await _play(run, tasks, step)
+        games += sum(len(group.trajectories) for group in groups)
+        if _filters_on_scores(cfg):
+            # Beliefs decide which groups differ, so all of them are measured.
+            groups, found = await _score(run, groups)
+            wanted = _informative(run, groups, found)
+            scores += _of_groups(groups, found, wanted)
+        else:
+            wanted = _informative(run, groups, None)
+        kept += [group for group, keep in zip(groups, wanted, strict=True) if keep]
+    share = len(kept) / len(seen)
+    kept = kept[:size]
+    if _filters_on_scores(cfg):
+        scores = scores[: sum(len(group.trajectories) for group in kept)]
+    else:
+        kept, scores = await _score(run, kept)
+    _, epoch = run.sampler.batch(run.state.batches)
+    run.state.batches += batches
+    metrics = {"train/num_gen_batches": float(batches), "train/kept_group_share": share}
+    return Collected(kept, scores, epoch, games, metrics)
+
+
+def _most_batches(run: Services) -> int:
+    """Batches that one step may play; never more than an epoch has."""
+    epoch = max(len(run.tasks.train) // run.cfg.data.train_batch_size, 1)
+    limit = run.cfg.algorithm.filter_groups.max_num_gen_batches
+    return min(limit, epoch) if limit > 0 else epoch
+
+
+def _draw(run: Services, batch: int, seen: Set[str] = frozenset()) -> tuple[list[Task], int]:
+    """The tasks of a batch but those that the step has played, and the batch's epoch."""
+    indices, epoch = run.sampler.batch(batch)
+    tasks = [run.tasks.train[index] for index in indices]
+    return [task for task in tasks if task.id not in seen], epoch
+
+
+async def _play(run: Services, tasks: Sequence[Task], step: int) -> list[Group]:
+    with run.timers.measure("gen"):
+        run.progress.set_phase("play")
+        sampling = sampling_params(run.cfg, "train")
+        return await run.rollouts.collect(tasks, run.cfg.multi_turn.train.n, step, sampling)
+
+
+async def _score(run: Services, groups: Sequence[Group]) -> tuple[list[Group], list[GameScore]]:
+    """Old log-probs and beliefs in one pass; the groups with their beliefs."""
+    with run.timers.measure("old_log_prob"):
+        run.progress.set_phase("score")
+        scores = await run.policy.score(steps.score_requests(run, groups))
+        return steps.with_beliefs(run.cfg, groups, scores), scores
+
+
+def _filters_on_scores(cfg: RunConfig) -> bool:
+    """Whether groups are told apart by rewards that only the score pass gives."""
+    return cfg.algorithm.filter_groups.metric == "seq_reward" and bool(belief_models(cfg))
+
+
+def _informative(
+    run: Services, groups: Sequence[Group], scores: Sequence[GameScore] | None
+) -> list[bool]:
+    """Which groups to keep; without scores the belief channel is zero."""
+    if scores is None:
+        table = build_table(groups, run.cfg.multi_turn.win_rule)
+        table = replace(table, rewards=run.shaper.shape(table, groups, None))
+    else:
+        table = steps.reward_table(run, groups, scores)
+    sizes = [len(group.trajectories) for group in groups]
+    return informative_groups(table, sizes, run.cfg.algorithm.filter_groups.metric).tolist()
+
+
+def _of_groups(
+    groups: Sequence[Group], scores: Sequence[GameScore], wanted: Sequence[bool]
+) -> list[GameScore]:
+    """The scores of the games of some groups."""
+    flags = [keep for group, keep in zip(groups, wanted, strict=True) for _ in group.trajectories]
+    return [score for score, keep in zip(scores, flags, strict=True) if keep]
