@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from conftest import RAY_IS_LATE, START_SECONDS, Finished, start, to_end
 
-from delta_belief_rl.cluster import app, workers
+from delta_belief_rl.cluster import app
 from delta_belief_rl.envs.worlds import table
+from delta_belief_rl.judge import build
 from delta_belief_rl.obs.jsonl import read_records
 from tests.runs import STEPS, Killed, Trace, assert_same_run, metrics_of, play, state_of, words
 
@@ -30,7 +31,7 @@ def _worlds_are_read_once() -> None:
     """Reading the world file is a good part of a tiny run."""
     once = lru_cache(table.load_world)
     with pytest.MonkeyPatch.context() as patch:
-        for module in (app, workers):
+        for module in (app, build):
             patch.setattr(module, "load_world", once)
         yield
 
