@@ -7,11 +7,13 @@
 #   make bench        the benchmarks
 #
 # Variables: PYTHON (to make the environment), VENV (where it goes), TORCH (pip arguments for PyTorch,
-# used when the machine has no GPU), ARGS (further arguments for the command of the target).
+# used when the machine has no GPU), JOBS (processes of the tests), ARGS (further arguments for the
+# command of the target).
 
 PYTHON ?= python3
 VENV   ?= .venv
 TORCH  ?= torch==2.13.0
+JOBS   ?= 2
 ARGS   ?=
 PY     := $(VENV)/bin/python
 SHELL  := /bin/bash
@@ -20,7 +22,7 @@ SHELL  := /bin/bash
 .PHONY: help quickstart smollm2 test lint ruff types shell bench clean
 
 help:
-	@sed -n '3,10s/^# \{0,1\}//p' Makefile
+	@sed -n '3,11s/^# \{0,1\}//p' Makefile
 
 $(VENV)/.installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -46,8 +48,9 @@ quickstart: $(VENV)/.installed
 smollm2: $(VENV)/.smollm2
 	$(PY) train.py experiment=smollm2_cpu $(ARGS)
 
+# One thread for each of the processes: two thread pools on the same cores are slower than one.
 test: $(VENV)/.tools
-	$(PY) -m pytest $(ARGS)
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 lint: ruff types shell
 

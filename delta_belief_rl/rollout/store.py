@@ -38,11 +38,11 @@ class GameScore:
     Attributes:
         score: Sum of the game's rewards.
         log_prob_diff: Belief change of each turn after its transforms, in nats; padded when
-            written.
+            written, and left out where no belief was measured.
     """
 
     score: float
-    log_prob_diff: Sequence[float] = ()
+    log_prob_diff: Sequence[float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,8 @@ def to_row(
     }
     if score is not None:
         row["score"] = row["reward"] = _plain(score.score)
-        row["log_prob_diff"] = _padded(score.log_prob_diff, max_turns)
+        if score.log_prob_diff is not None:
+            row["log_prob_diff"] = _padded(score.log_prob_diff, max_turns)
     if game.beliefs is not None:
         row["log_prob_reward"] = _padded(game.beliefs, max_turns + 1)
     row |= {

@@ -81,7 +81,12 @@ async def train_step(run: Services, step: int) -> dict[str, float]:
                     steps.rollout_path(run, step),
                     groups,
                     max_turns=cfg.multi_turn.max_turns.train,
-                    score_of=steps.scorer(groups, table),
+                    score_of=steps.scorer(
+                        groups,
+                        table,
+                        advantage.rewards,
+                        steps.belief_changes(run, table, scores),
+                    ),
                     run_seed=cfg.seed,
                 )
     weight = cfg.multi_turn.reward.weight_elicit

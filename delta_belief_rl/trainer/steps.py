@@ -56,28 +56,23 @@ def with_beliefs(
 
 def reward_table(run: Services, groups: Sequence[Group], scores: Sequence[GameScore]) -> TurnTable:
     """The turn table with its reward channels."""
-    cfg = run.cfg
-    table = build_table(groups, cfg.multi_turn.win_rule)
-    belief: FloatArray | None = None
-    reward = cfg.multi_turn.logprob_reward
-    if reward.enabled:
-        names = (BELIEF_MODELS[reward.step_model], BELIEF_MODELS[reward.base_model])
-        after, before = (belief_grid([score.beliefs[name] for score in scores]) for name in names)
-        previous = before if names[0] != names[1] else None
-        belief = shape_rows(table, after, shaping_options(cfg), previous)
+    table = build_table(groups, run.cfg.multi_turn.win_rule)
+    belief = belief_changes(run, table, scores)
     return replace(table, rewards=run.shaper.shape(table, groups, belief))
 
 
-def evaluated_rewards(run: Services, groups: Sequence[Group]) -> list[float]:
-    """Sum of each game's reward channels, in the order of the games.
-
-    Without the belief channel: an evaluation measures no beliefs.
-    """
-    table = build_table(groups, run.cfg.multi_turn.win_rule)
-    channels = run.shaper.shape(table, groups, None)
-    total = np.sum([np.zeros(table.num_rows), *channels.values()], axis=0)
-    games = len(flat_trajectories(groups))
-    return np.bincount(table.traj, weights=total, minlength=games).tolist()
+def belief_changes(
+    run: Services, table: TurnTable, scores: Sequence[GameScore]
+) -> FloatArray | None:
+    """Shaped changes of belief in nats, before their weight, ``[R]``; None where there are none."""
+    cfg = run.cfg
+    reward = cfg.multi_turn.logprob_reward
+    if not reward.enabled:
+        return None
+    names = (BELIEF_MODELS[reward.step_model], BELIEF_MODELS[reward.base_model])
+    after, before = (belief_grid([score.beliefs[name] for score in scores]) for name in names)
+    previous = before if names[0] != names[1] else None
+    return shape_rows(table, after, shaping_options(cfg), previous)
 
 
 def charge_kl(
@@ -100,11 +95,18 @@ def views(scores: Sequence[GameScore]) -> dict[str, list[FloatArray]]:
     return {name: [score.views[name] for score in scores] for name in names}
 
 
-def scorer(groups: Sequence[Group], table: TurnTable) -> Callable[[Trajectory], StoredScore]:
-    """Rewards of a game as the files show them: sum of all channels, shaped changes of belief."""
-    nothing = np.zeros(table.num_rows)
-    total = np.sum([nothing, *table.rewards.values()], axis=0)
-    belief = table.rewards.get("belief", nothing)
+def scorer(
+    groups: Sequence[Group], table: TurnTable, used: FloatArray, changes: FloatArray | None
+) -> Callable[[Trajectory], StoredScore]:
+    """Rewards of a game as the files show them.
+
+    Args:
+        groups: The games.
+        table: Their turns.
+        used: Reward of each row as the estimator uses it, ``[R]``. Turn-wise GRPO pays the outcome
+            on every turn, and so counts it as often.
+        changes: Shaped changes of belief in nats, ``[R]``.
+    """
     rows: Mapping[tuple[str, int], IntArray] = {
         (game.task.id, game.game): np.flatnonzero(table.traj == index).astype(np.int64)
         for index, game in enumerate(flat_trajectories(groups))
@@ -112,7 +114,8 @@ def scorer(groups: Sequence[Group], table: TurnTable) -> Callable[[Trajectory], 
 
     def score_of(game: Trajectory) -> StoredScore:
         index = rows[game.task.id, game.game]
-        return StoredScore(float(total[index].sum()), tuple(belief[index].tolist()))
+        shown = None if changes is None else tuple(changes[index].tolist())
+        return StoredScore(float(used[index].sum()), shown)
 
     return score_of
 

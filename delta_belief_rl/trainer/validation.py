@@ -6,16 +6,24 @@ evaluations differ by the policy and not by the draw.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from delta_belief_rl.eval.metrics import summarise
-from delta_belief_rl.rollout.store import write_groups
+from delta_belief_rl.rollout.store import GameScore, write_groups
+from delta_belief_rl.trainer.packing import flat_trajectories
 from delta_belief_rl.trainer.services import Services
-from delta_belief_rl.trainer.settings import sampling_params
-from delta_belief_rl.trainer.steps import evaluated_rewards, judge_metrics
-from delta_belief_rl.types import Group, Task
+from delta_belief_rl.trainer.settings import belief_models, sampling_params
+from delta_belief_rl.trainer.steps import (
+    belief_changes,
+    judge_metrics,
+    reward_table,
+    score_requests,
+    scorer,
+    with_beliefs,
+)
+from delta_belief_rl.types import Group, Task, Trajectory
 
 EVALUATION = 0
 """Stands for the step in the seeds of every evaluation."""
@@ -44,11 +52,12 @@ async def validate(run: Services, step: int) -> dict[str, float]:
     with run.timers.measure("testing"):
         run.judge.reset_stats()
         groups = await evaluate(run, run.tasks.val, cfg.multi_turn.val.n, "val", f"val-{step}")
+        groups, score_of = await scored(run, groups)
         metrics = summarise(
             groups,
             cfg.multi_turn.win_rule,
             train_secrets=run.tasks.train_secrets(),
-            rewards=evaluated_rewards(run, groups),
+            rewards=[score_of(game).score for game in flat_trajectories(groups)],
             seed=cfg.seed,
         )
         metrics |= judge_metrics(run, sum(len(group.trajectories) for group in groups), "val")
@@ -56,6 +65,7 @@ async def validate(run: Services, step: int) -> dict[str, float]:
             Path(cfg.trainer.validation_data_dir) / f"{step}.jsonl",
             stamped(groups, step),
             max_turns=cfg.multi_turn.max_turns.val,
+            score_of=score_of,
             run_seed=cfg.seed,
         )
         if cfg.trainer.validation.greedy:
@@ -75,6 +85,21 @@ async def validate(run: Services, step: int) -> dict[str, float]:
         f"{parts_text(metrics)}"
     )
     return metrics
+
+
+async def scored(
+    run: Services, groups: Sequence[Group]
+) -> tuple[list[Group], Callable[[Trajectory], GameScore]]:
+    """Beliefs and rewards of an evaluation, as training has them for its games.
+
+    Returns:
+        The groups with their beliefs, where the belief reward is on, and the rewards of each game.
+    """
+    scores = await run.policy.score(score_requests(run, groups)) if belief_models(run.cfg) else []
+    groups = with_beliefs(run.cfg, groups, scores)
+    table = reward_table(run, groups, scores)
+    used = run.credit.apply(table).rewards
+    return groups, scorer(groups, table, used, belief_changes(run, table, scores))
 
 
 def parts_text(metrics: Mapping[str, float]) -> str:

@@ -13,7 +13,7 @@ import pytest
 
 from delta_belief_rl.config.compose import load_config
 from delta_belief_rl.obs.jsonl import read_records
-from delta_belief_rl.rollout.store import read_trajectories
+from delta_belief_rl.rollout.store import read_rows, read_trajectories
 from delta_belief_rl.types import Verdict
 from tests.runs import play, words, write_world
 
@@ -201,21 +201,27 @@ def test_J16_the_cost_of_the_judge_is_told_for_training_and_for_validation(
     assert not any(name.startswith("val-aux/judge") for name in runs[1])
 
 
-def test_the_reward_of_an_evaluated_game_is_its_outcome_paid_once_and_its_penalties(
+def test_A6_the_reward_of_an_evaluated_game_is_the_sum_that_the_estimator_would_use(
     folder: Path, command: list[str], runs: list[dict[str, Any]]
 ) -> None:
-    turns = load_config(command)[0].multi_turn
+    config = load_config(command)[0]
+    turns, estimator = config.multi_turn, config.algorithm.adv_estimator
     prices = turns.reward.signals
     paid = {Verdict.INVALID: prices.invalid_action, Verdict.REPEATED: prices.repeated_action}
-    games = read_trajectories(folder / "run" / "validation" / "2.jsonl").trajectories
+    file = folder / "run" / "validation" / "2.jsonl"
+    games, rows = read_trajectories(file).trajectories, read_rows(file).rows
     rewards: dict[str, list[float]] = {}
-    for game in games:
+    for game, row in zip(games, rows, strict=True):
         won = game.strict_win if turns.win_rule == "strict" else game.compatible_win
-        reward = prices.win * won + prices.traj_len * game.num_turns * (game.num_turns > 1)
+        outcome = prices.win * won + prices.traj_len * game.num_turns * (game.num_turns > 1)
+        reward = outcome * (game.num_turns if estimator == "grpo_turn" else 1)
         for turn in game.turns:
             hit = turn.strict_win if turns.win_rule == "strict" else turn.compatible_win
             reward += paid.get(turn.verdict, prices.all_valid)
             reward += prices.wrong_guess * (turn.is_guess and not hit)
+        assert len(row["log_prob_reward"]) == turns.max_turns.val + 1
+        reward += turns.reward.weight_elicit * sum(row["log_prob_diff"])
+        assert row["score"] == row["reward"] == pytest.approx(reward)
         rewards.setdefault(game.task.id, []).append(reward)
     assert len(rewards) == 3
     table = np.array(list(rewards.values()))

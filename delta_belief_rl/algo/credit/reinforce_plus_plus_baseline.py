@@ -70,8 +70,9 @@ class ReinforcePlusPlusBaseline(Stateless):
         score = table.grid(total_reward(used, table)).sum(axis=1)
         stats = group_stats(score, live, table.game_group())
         published = self.settings.parity == "reference"
-        alone = stats.count == 1 if published else np.zeros_like(live)
-        centred = np.where(alone, score, score - stats.mean)
+        # A group of one keeps its raw score where that is the rule, as if its mean were 0.
+        mean = np.where(stats.count == 1, 0.0, stats.mean) if published else stats.mean
+        centred = score - mean
         part = live if published else live & ~stats.flat
         tokens = np.where(part[table.traj], trained_tokens(table), 0)
         return finish(table, whiten(centred[table.traj], tokens), used)
