@@ -51,10 +51,9 @@ def test_U5_every_training_command_has_a_plan(command: str) -> None:
 
 
 def test_U5_every_verb_exists() -> None:
-    for command in all_commands("delta-belief "):
-        verb = shlex.split(command)[1]
+    for verb in {shlex.split(command)[1] for command in all_commands("delta-belief ")}:
         done = run(sys.executable, "-m", "delta_belief_rl.cli.main", verb, "--help")
-        assert done.returncode == 0, f"{command}: {done.stderr[-2000:]}"
+        assert done.returncode == 0, f"{verb}: {done.stderr[-2000:]}"
 
 
 def test_U5_every_make_target_exists() -> None:

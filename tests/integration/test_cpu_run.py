@@ -1,21 +1,29 @@
-"""A tiny run of ``train.py`` through Ray, from the command line to the report."""
+"""Tiny runs of ``train.py`` through Ray: from the command line to the report, and killed."""
 
 from __future__ import annotations
 
+import os
+import random
 import re
+import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
-from conftest import Finished, mentioning
+from conftest import RAY_IS_LATE, START_SECONDS, Finished, mentioning, start, to_end
 
 from delta_belief_rl.config.compose import from_yaml, load_config
 from delta_belief_rl.obs.jsonl import read_records
 from delta_belief_rl.rollout.store import read_trajectories
-from tests.runs import ROOT, STEPS, words
+from tests.runs import ROOT, STEPS, assert_same_run, play, words
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+KILLS = int(os.environ.get("DBRL_KILLS", "3"))
+"""Kills of the run that is killed."""
+SEED = int(os.environ.get("DBRL_KILL_SEED", "1"))
 
 
 def promised() -> list[str]:
@@ -82,3 +90,46 @@ def test_events_say_how_the_run_began_and_ended(straight: Finished) -> None:
 def test_H3_H4_no_process_and_no_scratch_file_of_a_run_remains(straight: Finished) -> None:
     assert mentioning(str(straight.scratch)) == []
     assert list(straight.scratch.iterdir()) == []
+
+
+def test_R15_processes_and_ray_change_nothing(
+    tmp_path: Path, tiny_world: Path, straight: Finished
+) -> None:
+    status, _ = play(words(tmp_path / "run", tiny_world))
+    assert status == 0
+    assert_same_run(straight.out, tmp_path / "run")
+
+
+@pytest.mark.fault
+@pytest.mark.timeout(600 + 600 * KILLS)
+def test_R2_R4_R15_H3_a_run_through_ray_survives_sigkill_of_its_whole_group(
+    tmp_path: Path, tiny_world: Path, straight: Finished
+) -> None:
+    rng = random.Random(SEED)
+    records = read_records(straight.out / "metrics.jsonl")
+    step_seconds = sum(r.get("timing_s/step", 0.0) for r in records) / STEPS
+    landed, runs = 0, [tmp_path / "run0"]
+    while landed < KILLS:
+        out = runs[-1]
+        run = start(out, tiny_world)
+        if landed == 0:
+            # Somewhere on the way up: configuration, Ray, models.
+            time.sleep(rng.uniform(0.1, 0.6) * straight.seconds)
+        else:
+            target = len(read_records(out / "metrics.jsonl")) + rng.choice((0, 1))
+            deadline = time.monotonic() + START_SECONDS
+            while len(read_records(out / "metrics.jsonl")) < target and run.process.poll() is None:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            time.sleep(rng.uniform(0.0, 2.0) * step_seconds)
+        if run.kill():
+            landed += 1
+        else:
+            # It came to its end before the kill: the kills that are left go to another run, unless
+            # Ray never came up.
+            late = RAY_IS_LATE in run.output
+            assert run.process.returncode == 0 or late, run.output[-4000:]
+            runs += [] if late else [tmp_path / f"run{len(runs)}"]
+    shutil.rmtree(to_end(runs[-1], tiny_world).scratch, ignore_errors=True)
+    for out in runs:
+        assert_same_run(straight.out, out)

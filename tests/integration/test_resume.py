@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
-import time
 from functools import lru_cache
 from pathlib import Path
 
 import pytest
-from conftest import RAY_IS_LATE, START_SECONDS, Finished, start, to_end
 
 from delta_belief_rl.cluster import app
 from delta_belief_rl.envs.worlds import table
 from delta_belief_rl.judge import build
-from delta_belief_rl.obs.jsonl import read_records
 from tests.runs import STEPS, Killed, Trace, assert_same_run, metrics_of, play, state_of, words
 
-KILLS = int(os.environ.get("DBRL_KILLS", "3"))
-"""Kills of the run through Ray."""
 MOMENTS = int(os.environ.get("DBRL_MOMENTS", "4"))
 """Moments at which the run inside this process is cut off."""
 SEED = int(os.environ.get("DBRL_KILL_SEED", "1"))
@@ -146,47 +140,3 @@ def test_R1_a_complete_run_says_so_and_does_nothing(
     assert trace.names.count("ActorWorker.update") == 1
     assert metrics_of(out)[: len(records)] == records
     assert state_of(out)["run"]["step"] == STEPS + 1
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-def test_R15_processes_and_ray_change_nothing(
-    straight: Finished, inside: tuple[Path, Trace]
-) -> None:
-    assert_same_run(straight.out, inside[0])
-
-
-@pytest.mark.slow
-@pytest.mark.fault
-@pytest.mark.timeout(600 + 600 * KILLS)
-def test_R2_R4_R15_H3_a_run_through_ray_survives_sigkill_of_its_whole_group(
-    tmp_path: Path, tiny_world: Path, straight: Finished
-) -> None:
-    rng = random.Random(SEED)
-    records = read_records(straight.out / "metrics.jsonl")
-    step_seconds = sum(r.get("timing_s/step", 0.0) for r in records) / STEPS
-    landed, runs = 0, [tmp_path / "run0"]
-    while landed < KILLS:
-        out = runs[-1]
-        run = start(out, tiny_world)
-        if landed == 0:
-            # Somewhere on the way up: configuration, Ray, models.
-            time.sleep(rng.uniform(0.1, 0.6) * straight.seconds)
-        else:
-            target = len(read_records(out / "metrics.jsonl")) + rng.choice((0, 1))
-            deadline = time.monotonic() + START_SECONDS
-            while len(read_records(out / "metrics.jsonl")) < target and run.process.poll() is None:
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
-            time.sleep(rng.uniform(0.0, 2.0) * step_seconds)
-        if run.kill():
-            landed += 1
-        else:
-            # It came to its end before the kill: the kills that are left go to another run, unless
-            # Ray never came up.
-            late = RAY_IS_LATE in run.output
-            assert run.process.returncode == 0 or late, run.output[-4000:]
-            runs += [] if late else [tmp_path / f"run{len(runs)}"]
-    shutil.rmtree(to_end(runs[-1], tiny_world).scratch, ignore_errors=True)
-    for out in runs:
-        assert_same_run(straight.out, out)
