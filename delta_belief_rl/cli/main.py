@@ -26,10 +26,12 @@ VERBS: dict[str, tuple[str, str]] = {
     "analyze": ("delta_belief_rl.cli.analyze", "count, check and compare files of stored games"),
     "audit": ("delta_belief_rl.cli.audit", "measure a judge, from stored games or by asking it"),
     "belief": ("delta_belief_rl.cli.belief", "what a model believes in stored conversations"),
+    "doctor": ("delta_belief_rl.cli.doctor", "check the numbers of a configuration before a run"),
     "plan": ("delta_belief_rl.cli.plan", "show what a configuration would run"),
     "play": ("delta_belief_rl.cli.play", "play a game, or watch one"),
     "recount": ("delta_belief_rl.cli.recount", "count win rates anew from stored games"),
     "report": ("delta_belief_rl.cli.report", "make a run's report.html anew"),
+    "teach-judge": ("delta_belief_rl.cli.teach_judge", "make a small judge of a world"),
     "view": ("delta_belief_rl.cli.view", "read stored games"),
     "warmup": ("delta_belief_rl.cli.warmup", "make the small agent of a world"),
 }
@@ -71,7 +73,7 @@ def load_verb(name: str) -> Verb:
 
 
 def _top_parser() -> OneLineParser:
-    verbs = "\n".join(f"  {name:<10} {words}" for name, (_, words) in VERBS.items())
+    verbs = "\n".join(f"  {name:<11} {words}" for name, (_, words) in VERBS.items())
     parser = OneLineParser(
         prog=PROG,
         description="Work with runs of delta_belief_rl.",

@@ -22,12 +22,16 @@ from ray.exceptions import RayTaskError
 from delta_belief_rl.algo.samplers.sequential import TaskSampler
 from delta_belief_rl.algo.shapers.channels import ChannelShaper
 from delta_belief_rl.belief.elicit import elicitor
+from delta_belief_rl.cluster.judges import restart_teller, tell_self_tests
 from delta_belief_rl.cluster.pools import Pools, max_games, start_pools
 from delta_belief_rl.cluster.ray_app import ray_session
 from delta_belief_rl.config.compose import resolved_yaml
+from delta_belief_rl.config.gpu_memory import check_gpus
+from delta_belief_rl.config.gpus import read_gpus
 from delta_belief_rl.config.paths import find_file
 from delta_belief_rl.config.plan import Plan
 from delta_belief_rl.config.schema import RunConfig
+from delta_belief_rl.config.versions import check_versions
 from delta_belief_rl.envs.base import Env
 from delta_belief_rl.envs.twenty_questions import PUBLISHED_NOTICES
 from delta_belief_rl.envs.worlds.game import WORLD_NOTICES, WorldTwentyQuestions
@@ -35,10 +39,11 @@ from delta_belief_rl.envs.worlds.grammar import Grammar
 from delta_belief_rl.envs.worlds.table import load_world
 from delta_belief_rl.eval.report import render
 from delta_belief_rl.judge.build import judge_chat
+from delta_belief_rl.judge.pool import JudgePoolFailure
 from delta_belief_rl.models.loading import load_tokenizer
 from delta_belief_rl.models.packaged import materialise
 from delta_belief_rl.obs.events import EventLog, config_diff
-from delta_belief_rl.obs.exits import COLLAPSED, exit_on_sigterm
+from delta_belief_rl.obs.exits import CHECK_FAILED, COLLAPSED, exit_on_sigterm
 from delta_belief_rl.obs.jsonl import MetricsLog
 from delta_belief_rl.obs.progress import ProgressView
 from delta_belief_rl.obs.wandb_mirror import WandbMirror
@@ -48,6 +53,7 @@ from delta_belief_rl.rollout.game import GameSettings
 from delta_belief_rl.text.chat import ChatFormat
 from delta_belief_rl.trainer import persist
 from delta_belief_rl.trainer.checkpoint import Checkpoint
+from delta_belief_rl.trainer.crosscheck import CheckFailed
 from delta_belief_rl.trainer.final import final_test, is_tested, starting_games, starting_test
 from delta_belief_rl.trainer.health import RunCollapsed
 from delta_belief_rl.trainer.judge_settings import judge_mode
@@ -73,12 +79,14 @@ def run(cfg: RunConfig, plan: Plan) -> int:
     """Run a configuration to its end.
 
     Returns:
-        0 when the run finished, or had finished before; ``COLLAPSED`` when it stopped itself.
+        0 when the run finished, or had finished before; ``COLLAPSED`` when it stopped itself, and
+        ``CHECK_FAILED`` when its numbers did not hold (``trainer.check_freq``) or its judge failed.
 
     Raises:
         UserError: Anything that the user can mend.
     """
     exit_on_sigterm()
+    check_versions(cfg)
     resolved = resolved_yaml(cfg)
     cfg = _located(cfg)
     tasks = load_tasks(cfg)
@@ -94,6 +102,8 @@ def run(cfg: RunConfig, plan: Plan) -> int:
     start = open_run(root, cfg.trainer.resume_mode, Path(resume_from) if resume_from else None)
     if _is_complete(cfg, plan, start, run_dir):
         return 0
+    if plan.gpus and cfg.ray_init.address == "local":
+        check_gpus(plan, read_gpus() or ())
     if _tests(cfg) and start.checkpoint is not None and start.checkpoint.step > 0:
         starting_games(run_dir, start.run_id)
     _write_facts(run_dir, resolved, plan)
@@ -201,6 +211,8 @@ async def _play(
     events = EventLog(run_dir / "events.jsonl", start.run_id)
     changed = _changes(saved, resolved)
     events.write("start", step, resumed_from=saved and saved.path, changed=changed)
+    tell_self_tests(pools.self_tests, cfg.judge_rollout.self_test.min_accuracy, events)
+    pools.judge.on_restart = restart_teller(events)
     with ProgressView(plan.total_steps or 0, step) as progress:
         services = _services(cfg, plan, tasks, chat, start, run_dir, resolved, pools, progress)
         if saved is not None:
@@ -216,11 +228,20 @@ async def _play(
             status = COLLAPSED
             events.write("collapsed", services.state.step, reason=str(error))
             print(error, file=sys.stderr)
+        except CheckFailed as error:
+            status = CHECK_FAILED
+            events.write("check_failed", services.state.step, reason=str(error))
+            print(error, file=sys.stderr)
+        except JudgePoolFailure as error:
+            status = CHECK_FAILED
+            events.write("judge_failed", services.state.step, reason=str(error))
+            print(error, file=sys.stderr)
         finally:
             services.wandb.finish()
-    report = render(run_dir)
+    # A run that stopped before its first record leaves nothing to report.
+    if status == 0 or services.log.last_step is not None:
+        print(f"report: {render(run_dir)}", file=sys.stderr)
     events.write("end", services.state.step)
-    print(f"report: {report}", file=sys.stderr)
     return status
 
 
@@ -277,6 +298,8 @@ def _services(
         progress=progress,
         resolved=resolved,
         kl_reward=kl_reward(cfg),
+        engine=pools.router if cfg.actor_rollout_ref.rollout.name == "hf" else None,
+        device=plan.device,
     )
 
 

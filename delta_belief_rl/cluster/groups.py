@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,10 +22,18 @@ class SyncMismatch(RuntimeError):
 
 
 class RayPolicyGroup:
-    """All training ranks; calls go to all of them together, because a sharded model needs all."""
+    """All training ranks; calls go to all of them together, because a sharded model needs all.
 
-    def __init__(self, ranks: Sequence[Any]) -> None:
+    Args:
+        ranks: Handles of ``ActorWorker``.
+        make_room: Called before the ranks score or update, which take much memory.
+    """
+
+    def __init__(
+        self, ranks: Sequence[Any], make_room: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
         self._ranks = list(ranks)
+        self._make_room = make_room
         self.num_ranks = len(self._ranks)
 
     async def score(self, games: Sequence[ScoreRequest]) -> list[GameScore]:
@@ -36,6 +44,8 @@ class RayPolicyGroup:
         Returns:
             Scores in the order of ``games``.
         """
+        if self._make_room is not None:
+            await self._make_room()
         parts = deal([len(game.token_ids) for game in games], self.num_ranks)
         answers = await asyncio.gather(
             *(
@@ -59,6 +69,8 @@ class RayPolicyGroup:
         for step in plan.steps:
             if len(step.ranks) != self.num_ranks:
                 raise ValueError(f"a plan for {len(step.ranks)} ranks, not for {self.num_ranks}")
+        if self._make_room is not None:
+            await self._make_room()
         answers = await asyncio.gather(
             *(
                 rank.update.remote(rank_steps(batch, plan, index), training_step)
@@ -130,14 +142,24 @@ class RayEngineGroup:
         replicas: Handles of ``EngineWorker``.
         probe_ids: The fixed token sequence, at least two tokens.
         bound: Largest difference of a probe log-prob, in nats.
+        sleeps: The replicas give their memory back in ``rest`` and take it again in ``sync``.
     """
 
-    def __init__(self, replicas: Sequence[Any], probe_ids: Sequence[int], bound: float) -> None:
+    def __init__(
+        self,
+        replicas: Sequence[Any],
+        probe_ids: Sequence[int],
+        bound: float,
+        *,
+        sleeps: bool = False,
+    ) -> None:
         if len(probe_ids) < 2:
             raise ValueError(f"a probe needs at least 2 tokens, not {len(probe_ids)}")
         self._replicas = list(replicas)
         self._probe_ids = tuple(probe_ids)
         self._bound = bound
+        self._sleeps = sleeps
+        self._asleep = False
         self._synced: tuple[int, str] | None = None
         self._metrics: dict[str, float] = {}
 
@@ -152,6 +174,9 @@ class RayEngineGroup:
             SyncMismatch: A replica reports another version, another checksum, or a probe outside
                 the bound.
         """
+        if self._asleep:
+            await asyncio.gather(*(replica.wake.remote() for replica in self._replicas))
+            self._asleep = False
         snapshot = await policy.snapshot()
         if state_checksum(snapshot.state) != snapshot.checksum:
             raise SyncMismatch("the adapter changed on its way from the trainer")
@@ -174,6 +199,12 @@ class RayEngineGroup:
         self._synced = (snapshot.version, snapshot.checksum)
         self._metrics = {"sync/adapter_version": float(snapshot.version), "sync/probe_gap": gap}
         return self._metrics
+
+    async def rest(self) -> None:
+        """Let replicas that sleep give their memory back until the next ``sync``."""
+        if self._sleeps and not self._asleep:
+            await asyncio.gather(*(replica.sleep.remote() for replica in self._replicas))
+            self._asleep = True
 
 
 def check_report(

@@ -9,25 +9,32 @@ from typing import Any
 
 import numpy as np
 import ray
-from ray.exceptions import ActorDiedError, GetTimeoutError, RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.placement_group import placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from delta_belief_rl.cluster.groups import RayEngineGroup, RayPolicyGroup
+from delta_belief_rl.cluster.judges import JudgeReplicas, is_self_tested, least_accuracy
+from delta_belief_rl.cluster.vllm_replicas import (
+    RemoteEngine,
+    VllmEngineWorker,
+    VllmSettings,
+    engine_format,
+)
 from delta_belief_rl.cluster.workers import (
     ActorWorker,
-    EngineSettings,
     EngineWorker,
     JudgeWorker,
     worker_env,
 )
 from delta_belief_rl.config.plan import Plan
 from delta_belief_rl.config.schema import RunConfig
-from delta_belief_rl.engines.base import Completion, GenRequest, TailRequest
+from delta_belief_rl.engines.base import Completion, Engine, GenRequest, TailRequest
 from delta_belief_rl.engines.pump import EnginePump, EngineRouter
-from delta_belief_rl.envs.base import JudgeReply, JudgeRequest
-from delta_belief_rl.judge.pool import JudgePool, ReplicaGone
+from delta_belief_rl.judge.pool import JudgePool
+from delta_belief_rl.judge.selftest import SelfTestReport
 from delta_belief_rl.trainer.judge_settings import judge_settings, pool_settings
+from delta_belief_rl.trainer.policy_engine import EngineSettings
 from delta_belief_rl.trainer.settings import (
     actor_settings,
     adapter_settings,
@@ -51,6 +58,7 @@ class Pools:
     engines: RayEngineGroup
     router: EngineRouter
     judge: JudgePool
+    self_tests: tuple[SelfTestReport, ...] = ()
 
 
 def max_games(cfg: RunConfig, plan: Plan) -> int:
@@ -76,19 +84,25 @@ def start_pools(cfg: RunConfig, plan: Plan, probe_ids: Sequence[int]) -> Pools:
     judges = _start_judges(cfg, plan, deadline)
     ranks = _start_ranks(cfg, plan, deadline)
     _wait("policy engines", [replica.health.remote() for replica in replicas], deadline)
-    _wait("judges", [judge.answer.remote([]) for judge in judges], deadline)
-    dtype = number_format(cfg.actor_rollout_ref.actor.dtype, plan.device)
-    pumps = [_pump(replica, cfg.actor_rollout_ref.rollout.deterministic) for replica in replicas]
+    _wait("judges", [judge.answer.remote([]) for judge in judges.actors], deadline)
+    tests: list[SelfTestReport] = []
+    if is_self_tested(cfg):
+        tests = _wait("judges", [judge.self_test.remote() for judge in judges.actors], deadline)
+    group = RayEngineGroup(
+        replicas, probe_ids, _probe_bound(cfg, plan.device), sleeps=_sleeps(cfg, plan.device)
+    )
     return Pools(
-        policy=RayPolicyGroup(ranks),
-        engines=RayEngineGroup(replicas, probe_ids, PROBE_BOUND[dtype]),
-        router=EngineRouter(pumps),
+        policy=RayPolicyGroup(ranks, group.rest),
+        engines=group,
+        router=EngineRouter([_engine(cfg, replica) for replica in replicas]),
         judge=JudgePool(
-            [_judge_call(judge) for judge in judges],
+            judges.calls(),
             pool_settings(cfg),
             failures=(RayError,),
             cache_key=judge_cache_key(cfg),
+            restart=judges.restarter(deadline, least_accuracy(cfg)),
         ),
+        self_tests=tuple(tests),
     )
 
 
@@ -106,10 +120,12 @@ def _start_ranks(cfg: RunConfig, plan: Plan, deadline: float) -> list[Any]:
 
 def _start_engines(cfg: RunConfig, plan: Plan, deadline: float) -> list[Any]:
     rollout = cfg.actor_rollout_ref.rollout
-    if rollout.name != "hf":
-        raise UserError(f"actor_rollout_ref.rollout.name={rollout.name} is not available: use hf.")
     count = len(plan.pool("engine"))
     threads = max(1, plan.threads // count)
+    share = ENGINE_SHARE if plan.device == "cuda" else 0.0
+    if rollout.name == "vllm":
+        places = _place("policy engines", VllmEngineWorker, count, share, deadline, threads)
+        return [place.remote(VllmSettings(cfg, plan.device)) for place in places]
     settings = EngineSettings(
         model_path=cfg.actor_rollout_ref.model.path,
         adapter=adapter_settings(cfg),
@@ -121,19 +137,18 @@ def _start_engines(cfg: RunConfig, plan: Plan, deadline: float) -> list[Any]:
         num_threads=threads,
         seed=cfg.seed,
     )
-    share = ENGINE_SHARE if plan.device == "cuda" else 0.0
     handles = _place("policy engines", EngineWorker, count, share, deadline, threads)
     return [handle.remote(settings) for handle in handles]
 
 
-def _start_judges(cfg: RunConfig, plan: Plan, deadline: float) -> list[Any]:
+def _start_judges(cfg: RunConfig, plan: Plan, deadline: float) -> JudgeReplicas:
     places = plan.pool("judge")
     # The table's judge needs no thread; a model takes turns with the policy on the same cores.
     threads = max(1, plan.threads // len(places)) if cfg.judge_rollout.name == "hf" else 1
     settings = judge_settings(cfg, threads)
     gpus = 1.0 if places[0].gpus else 0.0
     handles = _place("judges", JudgeWorker, len(places), gpus, deadline, threads)
-    return [handle.remote(settings) for handle in handles]
+    return JudgeReplicas.start(handles, settings)
 
 
 def _place(
@@ -181,6 +196,28 @@ def _wait(name: str, refs: Sequence[Any], deadline: float) -> list[Any]:
         raise
 
 
+def _probe_bound(cfg: RunConfig, device: str) -> float:
+    """The bound of the coarser number format of trainer and engine."""
+    formats = [number_format(cfg.actor_rollout_ref.actor.dtype, device)]
+    if cfg.actor_rollout_ref.rollout.name == "vllm":
+        formats.append(engine_format(cfg, device))
+    return max(PROBE_BOUND[name] for name in formats)
+
+
+def _sleeps(cfg: RunConfig, device: str) -> bool:
+    """Whether the engines give their memory back while the ranks score and update."""
+    rollout = cfg.actor_rollout_ref.rollout
+    return rollout.name == "vllm" and device == "cuda" and rollout.free_cache_engine
+
+
+def _engine(cfg: RunConfig, replica: Any) -> Engine:
+    """A replica as the rollout sees it."""
+    rollout = cfg.actor_rollout_ref.rollout
+    if rollout.name == "vllm":
+        return RemoteEngine(replica)
+    return _pump(replica, rollout.deterministic)
+
+
 def _pump(replica: Any, deterministic: bool) -> EnginePump:
     async def step(new: list[GenRequest]) -> list[Completion]:
         return await replica.step.remote(new)
@@ -192,13 +229,3 @@ def _pump(replica: Any, deterministic: bool) -> EnginePump:
         return await replica.score_tails.remote(requests)
 
     return EnginePump(step, release, score=score, deterministic=deterministic)
-
-
-def _judge_call(judge: Any) -> Any:
-    async def answer(requests: list[JudgeRequest]) -> list[JudgeReply]:
-        try:
-            return await judge.answer.remote(requests)
-        except ActorDiedError as error:
-            raise ReplicaGone(str(error)) from error
-
-    return answer

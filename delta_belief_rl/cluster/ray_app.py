@@ -15,23 +15,10 @@ import ray
 from delta_belief_rl.config.schema_trainer import RayInit
 from delta_belief_rl.types import UserError
 
-SUPPORTED_RAY = ((2, 50), (3, 0))
-"""Half-open window of tested Ray versions."""
-
 SOCKET_PATH_LIMIT = 107
 """Longest path of a Unix socket on Linux, in bytes."""
 
 _LONGEST_SOCKET = len("/session_2026-01-01_00-00-00_000000_0000000/sockets/plasma_store")
-
-
-def check_ray_version() -> None:
-    """Refuse a Ray outside the supported window, in one sentence."""
-    version = tuple(int(part) for part in ray.__version__.split(".")[:2])
-    low, high = SUPPORTED_RAY
-    if not low <= version < high:
-        raise UserError(
-            f"Ray {ray.__version__} is not supported: install ray>={low[0]}.{low[1]},<{high[0]}."
-        )
 
 
 @contextmanager
@@ -44,7 +31,6 @@ def ray_session(settings: RayInit, num_cpus: int, num_gpus: int) -> Iterator[Non
         num_cpus: Logical CPUs of a private instance.
         num_gpus: GPUs of a private instance.
     """
-    check_ray_version()
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     # Ray lowers the priority of its workers by default; here they do all of the work.

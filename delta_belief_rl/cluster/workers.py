@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import ray
@@ -21,45 +21,21 @@ from delta_belief_rl.engines.base import (
     GenRequest,
     TailRequest,
 )
-from delta_belief_rl.engines.hf_engine import HFEngine
 from delta_belief_rl.envs.base import JudgeReply, JudgeRequest
 from delta_belief_rl.judge.build import JudgeSettings, build_judge
-from delta_belief_rl.models.loading import add_lora, load_causal_lm, state_checksum
-from delta_belief_rl.models.merged import MergedLora
+from delta_belief_rl.judge.selftest import SelfTestReport, self_test
+from delta_belief_rl.models.loading import state_checksum
 from delta_belief_rl.trainer.actor import (
-    POLICY,
     ActorSettings,
-    AdapterSettings,
     AdapterSnapshot,
     GameScore,
     PolicyActor,
     dump_state,
     parse_state,
 )
+from delta_belief_rl.trainer.policy_engine import EngineSettings, hf_engine
 from delta_belief_rl.trainer.usage import RankUsage
 from delta_belief_rl.types import TrainBatch
-
-
-@dataclass(frozen=True, slots=True)
-class EngineSettings:
-    """What an engine replica needs to know.
-
-    Attributes:
-        min_finished: Share of the running games that one call advances to the end of their turn. A
-            small share keeps games apart; a large one makes the forward passes between two calls
-            larger.
-    """
-
-    model_path: str
-    adapter: AdapterSettings = field(default_factory=AdapterSettings)
-    device: str = "cpu"
-    dtype: str = "float32"
-    max_sequences: int = 1024
-    max_len: int = 4096
-    max_batch_tokens: int = 8192
-    min_finished: float = 0.25
-    num_threads: int | None = None
-    seed: int = 42
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,34 +141,7 @@ class EngineWorker:
     """One replica of the policy engine."""
 
     def __init__(self, settings: EngineSettings) -> None:
-        import torch
-
-        if settings.num_threads:
-            torch.set_num_threads(settings.num_threads)
-        model = load_causal_lm(settings.model_path, getattr(torch, settings.dtype), settings.device)
-        lora, loader = settings.adapter, None
-        if lora.rank and model.dtype is torch.float32:
-            loader = MergedLora(model, lora.alpha / lora.rank).load
-        elif lora.rank:
-            model = add_lora(
-                model,
-                lora.rank,
-                lora.alpha,
-                lora.target_modules,
-                name=POLICY,
-                exclude=lora.exclude_modules,
-                trainable=False,
-                seed=settings.seed,
-            )
-        self._engine = HFEngine(
-            model,
-            max_sequences=settings.max_sequences,
-            max_len=settings.max_len,
-            max_batch_tokens=settings.max_batch_tokens,
-            min_finished=settings.min_finished,
-            adapter=POLICY,
-            loader=loader,
-        )
+        self._engine = hf_engine(settings)
 
     def step(self, new: list[GenRequest]) -> list[Completion]:
         """Add requests and run until enough have finished."""
@@ -228,3 +177,7 @@ class JudgeWorker:
     def answer(self, requests: list[JudgeRequest]) -> list[JudgeReply]:
         """One reply for each request, in their order."""
         return self._judge.answer(requests)
+
+    def self_test(self) -> SelfTestReport:
+        """What it makes of plain facts."""
+        return self_test(self._judge)

@@ -12,8 +12,6 @@ from typing import cast
 
 from delta_belief_rl.config.schema import RunConfig, lookup
 
-ENGINES = ("hf",)
-"""Policy engines (``actor_rollout_ref.rollout.name``)."""
 JUDGES = ("world", "hf")
 """Judges (``judge_rollout.name``, after ``auto`` is settled)."""
 ENVIRONMENTS = ("twenty_questions",)
@@ -49,6 +47,12 @@ def _splits_hf(config: RunConfig) -> bool:
     return rollout.name == "hf" and (rollout.tensor_model_parallel_size or 1) > 1
 
 
+def _splits_vllm(config: RunConfig) -> bool:
+    actor = config.actor_rollout_ref
+    parallel = actor.rollout.tensor_model_parallel_size or actor.ngpus or 1
+    return actor.rollout.name == "vllm" and actor.ngpus != 0 and parallel > 1
+
+
 GAPS: tuple[Gap, ...] = (
     Gap("plugins", lambda c: bool(c.plugins), "set plugins=[]"),
     Gap(
@@ -70,15 +74,24 @@ GAPS: tuple[Gap, ...] = (
         "set actor_rollout_ref.model.path to a model that can be loaded",
     ),
     Gap(
-        "actor_rollout_ref.rollout.name",
-        lambda c: c.actor_rollout_ref.rollout.name not in ENGINES,
-        f"set actor_rollout_ref.rollout.name={ENGINES[0]}",
-    ),
-    Gap(
         "actor_rollout_ref.rollout.tensor_model_parallel_size",
         _splits_hf,
         "the hf engine runs whole on one device: "
         "set actor_rollout_ref.rollout.tensor_model_parallel_size=1",
+    ),
+    Gap(
+        "actor_rollout_ref.rollout.tensor_model_parallel_size",
+        _splits_vllm,
+        "each GPU of the policy has an engine of its own: "
+        "set actor_rollout_ref.rollout.tensor_model_parallel_size=1",
+    ),
+    Gap(
+        "actor_rollout_ref.rollout.deterministic",
+        lambda c: (
+            c.actor_rollout_ref.rollout.deterministic and c.actor_rollout_ref.rollout.name != "hf"
+        ),
+        "only the hf engine advances games in a fixed order: "
+        "set actor_rollout_ref.rollout.deterministic=false",
     ),
     Gap(
         "judge_rollout.name",

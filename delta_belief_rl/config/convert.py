@@ -180,8 +180,9 @@ def _union(name: str, args: tuple[Any, ...], value: object) -> object:
 
 
 def _choice(name: str, choices: tuple[object, ...], value: object) -> object:
-    if isinstance(value, bool):  # YAML reads an unquoted yes or no as a truth value
-        value = "yes" if value else "no"
+    if isinstance(value, bool):  # YAML reads an unquoted yes, no, on or off as a truth value
+        words = ("yes", "on") if value else ("no", "off")
+        value = next((word for word in words if word in choices), words[0])
     if value in choices:
         return value
     close = difflib.get_close_matches(str(value), [str(c) for c in choices], n=1)

@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
+from delta_belief_rl.config.gpus import lowest_capability, read_gpus
 from delta_belief_rl.config.paths import (
     PACKAGE,
     PACKAGED_FOLDERS,
@@ -17,6 +18,7 @@ from delta_belief_rl.config.paths import (
     packaged_folder,
 )
 from delta_belief_rl.config.schema import RunConfig
+from delta_belief_rl.config.versions import VLLM, installed
 from delta_belief_rl.types import UserError
 
 CountWorld = Callable[[str], Mapping[str, int]]
@@ -105,6 +107,8 @@ class Facts:
         missing: Files and model folders that the configuration names and that do not exist.
         alloc_conf: Value of PYTORCH_CUDA_ALLOC_CONF.
         overlaps: Secrets that two sets of tasks share.
+        capability: Compute capability that every GPU of the job has.
+        vllm: Version of the installed vLLM.
     """
 
     num_train_tasks: int | None
@@ -117,6 +121,8 @@ class Facts:
     judge_model: ModelShape | None = None
     alloc_conf: str = ""
     overlaps: tuple[Overlap, ...] = ()
+    capability: tuple[int, int] | None = None
+    vllm: str | None = None
 
 
 def gather_facts(
@@ -140,6 +146,8 @@ def gather_facts(
         train = None if trainer.val_only else _count_rows(data.train_files, missing)
         val = _count_rows(data.val_files, missing)
         test = _count_rows(data.test_files, missing) if trainer.final_test else None
+    gpus = available_gpus()
+    asks = gpus > 0 and "vllm" in (config.actor_rollout_ref.rollout.name, config.judge_rollout.name)
     folder = _model_folder(config.actor_rollout_ref.model.path)
     judge_folder = _model_folder(config.judge_rollout.model.path)
     for path in (config.actor_rollout_ref.model.path, config.judge_rollout.model.path):
@@ -150,12 +158,14 @@ def gather_facts(
         num_val_tasks=_limit(val, data.sample_count.val),
         num_test_tasks=test,
         cores=available_cores(),
-        gpus=available_gpus(),
+        gpus=gpus,
         missing=tuple(missing),
         model=read_shape(folder) if folder else None,
         judge_model=read_shape(judge_folder) if judge_folder else None,
         alloc_conf=os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""),
         overlaps=find_overlaps(config) if find_overlaps and data.world is None else (),
+        capability=lowest_capability(read_gpus()) if asks else None,
+        vllm=installed(VLLM),
     )
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from delta_belief_rl.config.engine_args import kernel_lines
 from delta_belief_rl.config.facts import ModelShape
 from delta_belief_rl.config.memory import MemoryLine, show_bytes
 from delta_belief_rl.config.plan import Plan
+from delta_belief_rl.config.versions import VLLM
 
 
 def render_plan(plan: Plan) -> str:
@@ -27,6 +29,8 @@ def render_plan(plan: Plan) -> str:
     if plan.judge_memory:
         name = "each judge replica"
         lines += ["", *_memory(name, plan.facts.judge_model, plan.judge_memory)]
+    if kernels := list(_kernels(plan)):
+        lines += ["", *kernels]
     if plan.problems:
         lines += ["", "This cannot run as it stands:", *(f"  - {line}" for line in plan.problems)]
     return "\n".join(lines)
@@ -120,6 +124,16 @@ def _memory(name: str, shape: ModelShape | None, parts: Sequence[MemoryLine]) ->
     total = sum(line.bytes for line in parts)
     rows = [(line.what, show_bytes(line.bytes)) for line in parts]
     yield from _table([*rows, ("together", show_bytes(total))])
+
+
+def _kernels(plan: Plan) -> Iterator[str]:
+    """Kernel switches of the vLLM engines; nothing without such engines."""
+    low = f"{VLLM.low[0]}.{VLLM.low[1]}"
+    lines = list(kernel_lines(plan.config, plan.facts.capability, plan.facts.vllm or low))
+    if lines:
+        here = f"vLLM {plan.facts.vllm}" if plan.facts.vllm else "vLLM is not installed here"
+        yield f"Kernels ({here})"
+        yield from (f"  {line}" for line in lines)
 
 
 def _when(every: int) -> str:

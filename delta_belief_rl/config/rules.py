@@ -90,7 +90,7 @@ def _positive(config: RunConfig) -> Iterator[str]:
     for name, count in (("train", data.sample_count.train), ("val", data.sample_count.val)):
         if count < 1 and count != -1:
             yield f"data.sample_count.{name} must be positive, or -1 for all, not {count}."
-    for name in ("max_staleness", "log_val_generations"):
+    for name in ("max_staleness", "log_val_generations", "check_freq"):
         value = getattr(trainer, name)
         if value < 0:
             yield f"trainer.{name} must not be negative, not {value}."

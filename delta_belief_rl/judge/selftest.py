@@ -6,11 +6,12 @@ without an answer, or as logits that are not finite.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from delta_belief_rl.envs.base import Judge, JudgeReply, JudgeRequest
-from delta_belief_rl.types import Task, Verdict
+from delta_belief_rl.types import Task, UserError, Verdict
 
 NOT_FINITE = "not finite"
 """Stands in the reason of a reply whose logits were not."""
@@ -42,17 +43,30 @@ class SelfTestReport:
         misses: Those without the right answer, failures among them.
         errors: Questions without any answer.
         finite: No logits were NaN or infinite.
+        tokens: Tokens that the judge read and wrote, where it says so.
+        seconds: Time of all answers together.
     """
 
     asked: int
     misses: tuple[Miss, ...]
     errors: int
     finite: bool
+    tokens: int = 0
+    seconds: float = 0.0
 
     @property
     def accuracy(self) -> float:
         """Share of the facts that were answered rightly."""
         return 1.0 - len(self.misses) / self.asked
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens read and written in a second; 0 for a judge that counts none."""
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+    def rate_text(self) -> str:
+        """The speed in words."""
+        return f"{self.tokens_per_second:,.0f} tokens/s over {self.seconds:.1f} s"
 
     def passes(self, least: float) -> bool:
         """Whether the accuracy is at least ``least`` and every output was finite."""
@@ -78,7 +92,9 @@ def self_test(judge: Judge, facts: Sequence[Fact] | None = None) -> SelfTestRepo
     chosen = FACTS if facts is None else tuple(facts)
     if not chosen:
         raise ValueError("a self-test needs at least one fact")
+    began = time.perf_counter()
     replies = judge.answer([_request(number, fact) for number, fact in enumerate(chosen)])
+    seconds = time.perf_counter() - began
     misses = tuple(
         Miss(fact, reply.reason or reply.verdict.value)
         for fact, reply in zip(chosen, replies, strict=True)
@@ -89,7 +105,28 @@ def self_test(judge: Judge, facts: Sequence[Fact] | None = None) -> SelfTestRepo
         misses=misses,
         errors=sum(reply.verdict is Verdict.ERROR for reply in replies),
         finite=not any(_is_not_finite(reply) for reply in replies),
+        tokens=sum(reply.tokens for reply in replies),
+        seconds=seconds,
     )
+
+
+def check_reports(reports: Sequence[SelfTestReport], least: float) -> None:
+    """Refuse a judge one of whose replicas knows too little.
+
+    Args:
+        reports: One for each replica.
+        least: ``judge_rollout.self_test.min_accuracy``.
+
+    Raises:
+        UserError: The first replica that fails.
+    """
+    for replica, report in enumerate(reports):
+        if not report.passes(least):
+            raise UserError(
+                f"Judge replica {replica} fails its self-test ({report.sentence()}; at least "
+                f"{least:.0%} are demanded): take another judge, judge_rollout.rollout.dtype or "
+                "quantization, or lower judge_rollout.self_test.min_accuracy."
+            )
 
 
 def _request(number: int, fact: Fact) -> JudgeRequest:

@@ -78,7 +78,11 @@ def pool_settings(cfg: RunConfig) -> JudgePoolSettings:
     answers side by side, with as much again in waiting; the deadline then is one of few answers.
     """
     judge = cfg.judge_rollout
-    settings = JudgePoolSettings(deadline=judge.timeout_s, max_error_rate=judge.max_error_rate)
+    settings = JudgePoolSettings(
+        deadline=judge.timeout_s,
+        max_error_rate=judge.max_error_rate,
+        max_restarts=judge.max_restarts,
+    )
     if judge.name != "hf":
         return settings
     lanes = judge_lanes(cfg)

@@ -13,6 +13,7 @@ from delta_belief_rl.rollout.driver import count_games
 from delta_belief_rl.rollout.store import write_groups
 from delta_belief_rl.trainer import health, persist, steps
 from delta_belief_rl.trainer.collect import collect
+from delta_belief_rl.trainer.crosscheck import cross_check
 from delta_belief_rl.trainer.packing import build_batch, flat_trajectories, plan_update
 from delta_belief_rl.trainer.services import Services
 from delta_belief_rl.trainer.settings import games_per_update, micro_batch_tokens
@@ -49,7 +50,7 @@ async def train_step(run: Services, step: int) -> dict[str, float]:
         with timers.measure("sync"):
             run.progress.set_phase("sync")
             synced = await run.engines.sync(run.policy)
-        played = await collect(run, step)
+        played = await cross_check(run, await collect(run, step), step)
         groups, scores = played.groups, played.scores
         with timers.measure("reward"):
             table, priced = steps.charge_kl(run, steps.reward_table(run, groups, scores), scores)

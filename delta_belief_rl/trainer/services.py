@@ -16,6 +16,7 @@ from delta_belief_rl.algo.shapers.kl_reward import KlReward
 from delta_belief_rl.belief.branched import ScoreRequest
 from delta_belief_rl.belief.elicit import Elicitation
 from delta_belief_rl.config.schema import RunConfig
+from delta_belief_rl.engines.base import BranchEngine
 from delta_belief_rl.judge.pool import JudgePool
 from delta_belief_rl.obs.jsonl import MetricsLog
 from delta_belief_rl.obs.metrics import StepTimers
@@ -127,5 +128,9 @@ class Services:
     progress: ProgressView
     resolved: str
     kl_reward: KlReward | None = None
+    engine: BranchEngine | None = None
+    """Scores texts for cross-checks; None where the engine cannot."""
+    device: str = "cpu"
+    """Where the policy is trained."""
     state: RunState = field(default_factory=RunState)
     timers: StepTimers = field(default_factory=StepTimers)

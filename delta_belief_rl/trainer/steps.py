@@ -150,6 +150,7 @@ def judge_metrics(run: Services, games: int, kind: str = "") -> dict[str, float]
         f"{head}judge/call_error_rate": stats.errors / calls,
         f"{head}judge/retries": float(stats.retries),
         f"{head}judge/timeouts": float(stats.timeouts),
+        f"{head}judge/restarts": float(stats.restarts),
         f"{head}judge/tokens": float(stats.tokens),
         f"{head}judge/tokens_per_game": stats.tokens / max(games, 1),
         # What depends on a cache or a clock stands apart from what a replay must repeat.

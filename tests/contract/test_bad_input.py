@@ -163,10 +163,11 @@ ASKING: dict[str, list[str]] = {
         "trainer.val_only=true",
         "multi_turn.logprob_reward.enabled=false",
     ],
-    "actor_rollout_ref.rollout.name": [
+    "actor_rollout_ref.rollout.deterministic": [
         "actor_rollout_ref.device=auto",
         "actor_rollout_ref.ngpus=1",
         "actor_rollout_ref.rollout.name=vllm",
+        "actor_rollout_ref.rollout.deterministic=true",
     ],
     "actor_rollout_ref.rollout.tensor_model_parallel_size": [
         "actor_rollout_ref.device=auto",

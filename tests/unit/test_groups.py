@@ -234,6 +234,48 @@ def sync(group: RayEngineGroup, trainer: Any) -> Mapping[str, float]:
     return asyncio.run(group.sync(trainer))
 
 
+@dataclass
+class Sleeper(Replica):
+    """A replica that sleeps, and writes down in which order it is called."""
+
+    calls: list[str] = field(default_factory=list)
+
+    def sync(self, state: dict[str, np.ndarray], version: int, probe_ids: Sequence[int]) -> Report:
+        self.calls.append("sync")
+        return super().sync(state, version, probe_ids)
+
+    def sleep(self) -> None:
+        self.calls.append("sleep")
+
+    def wake(self) -> None:
+        self.calls.append("wake")
+
+
+def test_L8_replicas_rest_while_the_ranks_work_and_wake_before_each_sync() -> None:
+    replica, trainer = Sleeper(), Policy()
+    group = RayEngineGroup([Handle(replica)], PROBE, 1e-3, sleeps=True)
+    ranks = RayPolicyGroup([Handle(Rank())], group.rest)
+
+    async def play() -> None:
+        for _ in range(2):
+            await group.sync(trainer)
+            await ranks.score([])
+            await ranks.score([])
+        trainer.learn()
+        await group.sync(trainer)
+
+    asyncio.run(play())
+    # The second sync has nothing to send, yet the games after it need the engine.
+    assert replica.calls == ["sync", "sleep", "wake", "sleep", "wake", "sync"]
+
+
+def test_replicas_that_do_not_sleep_are_left_alone() -> None:
+    replica = Sleeper()
+    group = RayEngineGroup([Handle(replica)], PROBE, 1e-3)
+    asyncio.run(RayPolicyGroup([Handle(Rank())], group.rest).score([]))
+    assert replica.calls == []
+
+
 def test_L3_the_first_sync_is_made_and_checked_like_every_other() -> None:
     replicas, trainer = [Replica(), Replica()], Policy()
     group = engines(replicas)

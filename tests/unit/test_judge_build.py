@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -11,21 +12,23 @@ import pytest
 from judge_fakes import save_constant_judge
 from transformers import AutoTokenizer
 
+from delta_belief_rl.cluster.judges import is_self_tested, least_accuracy
 from delta_belief_rl.cluster.workers import JudgeWorker
 from delta_belief_rl.config.compose import load_config
 from delta_belief_rl.config.facts import Facts, ModelShape
 from delta_belief_rl.config.plan import make_plan
 from delta_belief_rl.config.rules import problems
 from delta_belief_rl.config.schema import RunConfig
-from delta_belief_rl.envs.base import Judge, JudgeRequest
+from delta_belief_rl.envs.base import Judge, JudgeReply, JudgeRequest
 from delta_belief_rl.envs.worlds.grammar import Grammar
 from delta_belief_rl.envs.worlds.table import load_world
 from delta_belief_rl.judge.build import HfJudgeSettings, WorldJudgeSettings, build_judge
 from delta_belief_rl.judge.llm_judge import LlmJudgeSettings
-from delta_belief_rl.judge.pool import question_key
+from delta_belief_rl.judge.pool import JudgePoolSettings, ReplicaGone, question_key
 from delta_belief_rl.judge.prompts import opening_key
 from delta_belief_rl.judge.rules_judge import WorldJudge
 from delta_belief_rl.judge.selftest import FACTS, Fact, self_test
+from delta_belief_rl.obs.exits import CHECK_FAILED
 from delta_belief_rl.obs.jsonl import read_records
 from delta_belief_rl.rollout.store import read_trajectories
 from delta_belief_rl.trainer.judge_settings import judge_settings, llm_judge_settings, pool_settings
@@ -325,8 +328,20 @@ def run_words(out: Path, world: Path, model: Path, *more: str) -> list[str]:
         f"{JUDGE}.rollout.response_length=4",
         f"{JUDGE}.rollout.dtype=float32",
         f"{JUDGE}.rollout.val_kwargs.do_sample=false",
+        # It says yes to every fact, and so is right for half of them.
+        f"{JUDGE}.self_test.min_accuracy=0.5",
         *more,
     ]
+
+
+def instant_restarts(settings: JudgePoolSettings) -> None:
+    """Stands for the check of the settings, and takes the waits out of them."""
+    object.__setattr__(settings, "restart_backoff", 0.0)
+    object.__setattr__(settings, "backoff", 0.0)
+
+
+def events_of(out: Path, kind: str) -> list[dict[str, Any]]:
+    return [event for event in read_records(out / "events.jsonl") if event["kind"] == kind]
 
 
 def judged_by_the_model(out: Path) -> int:
@@ -345,11 +360,82 @@ def test_J9_a_step_on_the_embedded_world_is_judged_by_the_model(
     status, trace = play(run_words(out, world, model))
     assert status == 0
     assert "JudgeWorker.answer" in trace.names
+    assert trace.names.count("JudgeWorker.self_test") == 1
+    (event,) = events_of(out, "judge_self_test")
+    assert (event["replica"], event["asked"]) == (0, len(FACTS))
+    assert (event["accuracy"], event["errors"], event["finite"]) == (0.5, 0, True)
+    assert event["tokens_per_second"] > 0
+    assert len(event["misses"]) == len(FACTS) // 2
+    assert all(miss.endswith("? yes") for miss in event["misses"])
     asked = judged_by_the_model(out)
     record = metrics_of(out)[-1]
     assert 0 < asked <= record["judge/calls"]
     assert record["judge/tokens"] > 100
     assert record["judge/call_error_rate"] == 0.0
+    assert record["judge/restarts"] == 0.0
+
+
+def test_Q2_a_judge_below_the_bound_stops_the_run_before_the_first_game(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world = write_world(tmp_path / "tiny.yaml")
+    out = tmp_path / "run"
+    least = f"{JUDGE}.self_test.min_accuracy=0.51"
+    status, trace = play(run_words(out, world, model, f"{JUDGE}.replicas=2", least))
+    assert status == 2
+    *_, first, second, last = capsys.readouterr().err.strip().splitlines()
+    half = f"{len(FACTS) // 2} of {len(FACTS)} plain facts answered rightly (50%), 0 without an"
+    assert first.startswith(f"judge 0: {half} answer; ")
+    assert first.split("; ")[1].split(" ")[1] == "tokens/s"
+    assert second.startswith(f"judge 1: {half}")
+    assert last.startswith(
+        f"train.py: Judge replica 0 fails its self-test ({half} answer; at least"
+    )
+    assert last.endswith("or lower judge_rollout.self_test.min_accuracy.")
+    assert len(events_of(out, "judge_self_test")) == 2
+    # Both replicas were waited for with an empty call, and nobody has played.
+    assert trace.names.count("JudgeWorker.answer") == 2
+    assert "EngineWorker.step" not in trace.names
+    assert not (out / "metrics.jsonl").exists()
+
+
+def test_Q2_the_self_test_can_be_left_out_and_an_exact_judge_has_none(
+    model: Path, tmp_path: Path
+) -> None:
+    world = write_world(tmp_path / "tiny.yaml")
+    off = (f"{JUDGE}.self_test.enabled=false", f"{JUDGE}.self_test.min_accuracy=1.0")
+    status, trace = play(run_words(tmp_path / "run", world, model, *off))
+    assert status == 0
+    assert "JudgeWorker.self_test" not in trace.names
+    assert events_of(tmp_path / "run", "judge_self_test") == []
+    assert not is_self_tested(config("experiment=quickstart"))
+    assert is_self_tested(config("experiment=paper_qwen1.7b"))
+    assert not is_self_tested(config("experiment=quickstart", "judge=smollm2"))
+    assert least_accuracy(config("experiment=quickstart")) is None
+    assert least_accuracy(config("experiment=paper_qwen1.7b")) == 0.8
+
+
+def test_J2_a_run_whose_judges_are_all_gone_ends_with_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dead(_self: object, requests: list[JudgeRequest]) -> list[JudgeReply]:
+        if requests:
+            raise ReplicaGone("illegal memory access")
+        return []
+
+    monkeypatch.setattr(JudgeWorker.__ray_metadata__.modified_class, "answer", dead)  # type: ignore[attr-defined]
+    monkeypatch.setattr(JudgePoolSettings, "__post_init__", instant_restarts)
+    out = tmp_path / "run"
+    command = words(out, write_world(tmp_path / "tiny.yaml"), f"{JUDGE}.max_restarts=2")
+    status, _ = play([*command, "trainer.val_before_train=false", "trainer.final_test=false"])
+    assert status == CHECK_FAILED
+    err = capsys.readouterr().err
+    assert err.count("judge 0 died and is started again: illegal memory access") == 2
+    assert "No judge replica is left and all 2 restarts" in err
+    assert "Traceback" not in err
+    assert len(events_of(out, "judge_restart")) == 2
+    (failed,) = events_of(out, "judge_failed")
+    assert failed["reason"].endswith("illegal memory access")
 
 
 def test_a_step_on_parquet_tasks_is_judged_by_the_model(model: Path, tmp_path: Path) -> None:

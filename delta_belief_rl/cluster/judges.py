@@ -1,0 +1,136 @@
+"""Judge replicas on Ray: how one is asked, tested before the first game, and replaced."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.exceptions import ActorDiedError, RayTaskError
+
+from delta_belief_rl.config.schema import RunConfig
+from delta_belief_rl.engines.pump import EngineFailure
+from delta_belief_rl.envs.base import JudgeReply, JudgeRequest
+from delta_belief_rl.judge.pool import OnRestart, ReplicaCall, ReplicaGone, RestartReplica
+from delta_belief_rl.judge.selftest import SelfTestReport, check_reports
+from delta_belief_rl.obs.events import EventLog
+
+MODELS = ("hf", "vllm")
+"""Judges (``judge_rollout.name``) that are models of this run, and so are tested."""
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeReplicas:
+    """The pool's actors, and how to make another one.
+
+    Attributes:
+        places: Actor classes, each bound to the place of one replica.
+        settings: What every replica is started with.
+        actors: Handles of ``JudgeWorker``.
+    """
+
+    places: Sequence[Any]
+    settings: Any
+    actors: Sequence[Any]
+
+    @classmethod
+    def start(cls, places: Sequence[Any], settings: Any) -> JudgeReplicas:
+        """Start one replica in each place; they load in their own time."""
+        return cls(places, settings, [place.remote(settings) for place in places])
+
+    def calls(self) -> list[ReplicaCall]:
+        """How each replica is asked."""
+        return [judge_call(actor) for actor in self.actors]
+
+    def restarter(self, deadline: float, least: float | None) -> RestartReplica:
+        """How a dead replica is replaced: by an actor in its place that passes the same test.
+
+        Args:
+            deadline: Seconds that it may take to load and to be tested.
+            least: See ``least_accuracy``.
+        """
+
+        async def restart(lane: int) -> ReplicaCall:
+            actor = self.places[lane].remote(self.settings)
+            try:
+                async with asyncio.timeout(deadline):
+                    if least is None:
+                        await actor.answer.remote([])
+                        return judge_call(actor)
+                    report = await actor.self_test.remote()
+            except TimeoutError as error:
+                ray.kill(actor)
+                raise ReplicaGone(f"it did not start within {deadline:g} s") from error
+            if not report.passes(least):
+                ray.kill(actor)
+                raise ReplicaGone(report.sentence())
+            return judge_call(actor)
+
+        return restart
+
+
+def judge_call(actor: Any) -> ReplicaCall:
+    """How a replica is asked; its death is told apart from a call that failed.
+
+    A replica whose engine died is ended, so that its place is free for the next one.
+    """
+
+    async def answer(requests: list[JudgeRequest]) -> list[JudgeReply]:
+        try:
+            return await actor.answer.remote(requests)
+        except ActorDiedError as error:
+            raise ReplicaGone(" ".join(str(error).split())) from error
+        except RayTaskError as error:
+            if not isinstance(error.cause, EngineFailure):
+                raise
+            ray.kill(actor)
+            raise ReplicaGone(f"its engine died: {error.cause}") from error
+
+    return answer
+
+
+def least_accuracy(cfg: RunConfig) -> float | None:
+    """Share of plain facts that a replica must know; None for a judge that is not tested."""
+    judge = cfg.judge_rollout
+    return judge.self_test.min_accuracy if is_self_tested(cfg) else None
+
+
+def is_self_tested(cfg: RunConfig) -> bool:
+    """Whether the judge is asked for plain facts before the first game."""
+    return cfg.judge_rollout.self_test.enabled and cfg.judge_rollout.name in MODELS
+
+
+def tell_self_tests(reports: Sequence[SelfTestReport], least: float, events: EventLog) -> None:
+    """Print and record what the replicas made of the facts, then refuse one that is too bad.
+
+    Raises:
+        UserError: A replica is below the bound.
+    """
+    for replica, report in enumerate(reports):
+        print(f"judge {replica}: {report.sentence()}; {report.rate_text()}", file=sys.stderr)
+        events.write(
+            "judge_self_test",
+            replica=replica,
+            asked=report.asked,
+            accuracy=report.accuracy,
+            errors=report.errors,
+            finite=report.finite,
+            tokens_per_second=report.tokens_per_second,
+            misses=[
+                f"{miss.fact.secret}: {miss.fact.question} {miss.said}" for miss in report.misses
+            ],
+        )
+    check_reports(reports, least)
+
+
+def restart_teller(events: EventLog) -> OnRestart:
+    """Prints and records every replacement of a dead replica."""
+
+    def tell(replica: int, reason: str) -> None:
+        print(f"judge {replica} died and is started again: {reason}", file=sys.stderr)
+        events.write("judge_restart", replica=replica, reason=reason)
+
+    return tell

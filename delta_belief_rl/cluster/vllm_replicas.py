@@ -1,0 +1,178 @@
+"""The policy engine on vLLM as a pool: its Ray actor, and how the rollout reaches it.
+
+A replica is asynchronous all the way: every game waits for its own request, and vLLM batches what
+is there. vLLM itself is imported in the actor's process only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import ray
+from ray.exceptions import RayError, RayTaskError
+
+from delta_belief_rl.cluster.workers import SyncReport
+from delta_belief_rl.config.engine_args import policy_engine_args
+from delta_belief_rl.config.gpus import read_gpus
+from delta_belief_rl.config.schema import RunConfig
+from delta_belief_rl.engines.base import (
+    AdapterState,
+    Completion,
+    EngineHealth,
+    GenRequest,
+    TailRequest,
+)
+from delta_belief_rl.engines.pump import EngineFailure
+from delta_belief_rl.models.adapters import state_checksum
+from delta_belief_rl.trainer.settings import adapter_settings, number_format
+
+MOST_CALLS = 8192
+"""Calls that one replica holds at a time; a game has one, and its release another."""
+
+CPU_CACHE_BYTES = 1 << 30
+"""Key-value cache of a replica on CPUs where its size is not set; else it is half of the memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class VllmSettings:
+    """What a replica needs to know.
+
+    Attributes:
+        cfg: The configuration, with whole paths.
+        device: Where it runs, ``cpu`` or ``cuda``.
+    """
+
+    cfg: RunConfig
+    device: str
+
+
+def engine_format(cfg: RunConfig, device: str) -> str:
+    """The engine's number format: on CPUs the trainer's own, because both take the same memory."""
+    ref = cfg.actor_rollout_ref
+    return number_format(ref.actor.dtype if device == "cpu" else ref.rollout.dtype, device)
+
+
+def cpu_arguments(cfg: RunConfig) -> dict[str, object]:
+    """What differs on CPUs: vLLM has no sleep there, and no limit to its cache."""
+    size = cfg.actor_rollout_ref.rollout.kv_cache_memory_bytes or CPU_CACHE_BYTES
+    return {
+        "dtype": engine_format(cfg, "cpu"),
+        "enable_sleep_mode": False,
+        "kv_cache_memory_bytes": size,
+    }
+
+
+@ray.remote(max_concurrency=MOST_CALLS)  # type: ignore[call-overload]
+class VllmEngineWorker:
+    """One replica; the first call that needs the engine starts it."""
+
+    def __init__(self, settings: VllmSettings) -> None:
+        self._settings = settings
+        self._starting = asyncio.Lock()
+        self._started: Any = None
+
+    async def _engine(self) -> Any:
+        async with self._starting:
+            if self._started is None:
+                self._started = await self._start()
+        return self._started
+
+    async def _start(self) -> Any:
+        # Read when vLLM is imported, here and in the processes that it starts.
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+        from delta_belief_rl.engines import vllm_engine
+
+        cfg, device = self._settings.cfg, self._settings.device
+        gpus = None if device == "cpu" else read_gpus()
+        capability = gpus[0].capability if gpus else None
+        vllm_engine.check_platform(device)
+        args = policy_engine_args(cfg, vllm_engine.option_names(), capability, vllm_engine.VERSION)
+        os.environ.update(args.env)
+        kwargs = {**args.kwargs, **(cpu_arguments(cfg) if device == "cpu" else {})}
+        if device == "cpu":
+            # Otherwise every replica binds its threads to the same first cores.
+            os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+        lora = adapter_settings(cfg)
+        shape = vllm_engine.LoraShape(lora.rank, lora.alpha) if lora.rank else None
+        return await vllm_engine.VllmEngine.start(kwargs, lora=shape)
+
+    async def generate(self, request: GenRequest) -> Completion:
+        """The completion of one request."""
+        return await (await self._engine()).generate(request)
+
+    async def generate_all(self, requests: list[GenRequest]) -> list[Completion]:
+        """The completions of one game's requests, in their order."""
+        return await (await self._engine()).generate_all(requests)
+
+    async def score_all(self, requests: list[TailRequest]) -> list[np.ndarray]:
+        """Log-probs of the last tokens of some texts."""
+        return await (await self._engine()).score_all(requests)
+
+    async def release(self, session: str) -> None:
+        """Forget a game."""
+        await (await self._engine()).release(session)
+
+    async def sync(self, state: AdapterState, version: int, probe_ids: Sequence[int]) -> SyncReport:
+        """Take over an adapter and say what arrived: version, checksum of the bytes, probe."""
+        engine = await self._engine()
+        await engine.load_adapter(state, version)
+        (probe,) = await engine.score([tuple(probe_ids)])
+        held = engine.health().adapter_version
+        return SyncReport(held, state_checksum(state), np.asarray(probe[1:]))
+
+    async def sleep(self) -> None:
+        """Give the GPU's memory back."""
+        await (await self._engine()).sleep()
+
+    async def wake(self) -> None:
+        """Take the GPU's memory again."""
+        await (await self._engine()).wake()
+
+    async def health(self) -> EngineHealth:
+        """What the engine says of itself."""
+        return (await self._engine()).health()
+
+
+class RemoteEngine:
+    """A replica as the rollout sees it (``BranchEngine``).
+
+    Args:
+        replica: Handle of ``VllmEngineWorker``.
+    """
+
+    def __init__(self, replica: Any) -> None:
+        self._replica = replica
+
+    async def generate(self, request: GenRequest) -> Completion:
+        """Wait for the completion of one request.
+
+        Raises:
+            EngineFailure: The replica or its engine is gone.
+        """
+        return await self._ask("generate", request)
+
+    async def generate_all(self, requests: Sequence[GenRequest]) -> list[Completion]:
+        """Wait for all completions, in the order of the requests; raises as ``generate``."""
+        return await self._ask("generate_all", list(requests))
+
+    async def score_all(self, requests: Sequence[TailRequest]) -> list[np.ndarray]:
+        """Wait for the log-probs of each tail, in order; raises as ``generate``."""
+        return await self._ask("score_all", list(requests))
+
+    async def release(self, session: str) -> None:
+        """Forget a game; raises as ``generate``."""
+        await self._ask("release", session)
+
+    async def _ask(self, method: str, *args: Any) -> Any:
+        try:
+            return await getattr(self._replica, method).remote(*args)
+        except RayTaskError as error:
+            raise EngineFailure(f"the engine's {method} failed: {error.cause}") from error
+        except RayError as error:
+            text = " ".join(str(error).split())
+            raise EngineFailure(f"the engine's process is gone: {text}") from error

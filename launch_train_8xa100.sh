@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+#SBATCH --job-name=train_8xa100_paper
+#SBATCH --output=%x-%j.log
+#SBATCH --nodes=1
+#SBATCH --ntasks=1
+#SBATCH --gpus-per-node=8
+#SBATCH --cpus-per-task=64
+#SBATCH --time=72:00:00
+#SBATCH --signal=B:TERM@120
+#
+# Belief rewards, Qwen3-1.7B, eight A100: full-precision judge, three replicas of two GPUs.
+#
+#   launch_train_8xa100.sh [--dry-run] [key=value ...]
+#
+# Runs with bash from any folder, and with sbatch from the repository's. scripts/launch.sh says
+# which environment variables it knows.
+set -euo pipefail
+
+# sbatch runs a copy of this file elsewhere, and starts it where it was submitted.
+root="$(dirname "${BASH_SOURCE[0]}")"
+if [[ ! -f $root/scripts/launch.sh ]]; then
+  root="${SLURM_SUBMIT_DIR:-$PWD}"
+fi
+if [[ ! -f $root/scripts/launch.sh ]]; then
+  echo "launch_train_8xa100.sh: '$root' is not the repository: submit the job from its folder" >&2
+  exit 2
+fi
+
+export CUDA_VISIBLE_DEVICES="${CUDA_VISIBLE_DEVICES:-0,1,2,3,4,5,6,7}"
+exec bash "$root/scripts/launch.sh" train_8xa100_paper "$@"

@@ -1,0 +1,66 @@
+#!/usr/bin/env bash
+# Starts one experiment with the environment variables of the published scripts:
+#
+#   scripts/launch.sh EXPERIMENT [--dry-run] [key=value ...]
+#
+#   BASE_MODEL             the policy's model              (actor_rollout_ref.model.path)
+#   ORACLE_MODEL           the judge's model               (judge_rollout.model.path)
+#   EXPERIMENT_NAME        the run's name                  (trainer.experiment_name)
+#   WANDB_PROJECT          the project                     (trainer.project_name)
+#   SEED                   the seed                        (seed)
+#   CUDA_VISIBLE_DEVICES   the GPUs; their number goes to  (trainer.n_gpus_per_node)
+#   PYTHON                 the interpreter; the repository's .venv, else python3, by default
+#
+# A variable that is unset or empty leaves the experiment's own value. Settings behind the
+# experiment come last and win. Relative paths are those of the repository.
+set -euo pipefail
+
+fail() {
+  echo "$(basename "$0"): $1" >&2
+  exit 2
+}
+
+[[ $# -ge 1 ]] || fail "an experiment is needed: scripts/launch.sh EXPERIMENT [key=value ...]"
+experiment="$1"
+shift
+
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+cd "$root"
+
+python="${PYTHON:-}"
+if [[ -z $python ]]; then
+  python=python3
+  if [[ -x .venv/bin/python ]]; then
+    python="$root/.venv/bin/python"
+  fi
+fi
+command -v "$python" >/dev/null 2>&1 ||
+  fail "there is no Python at '$python': install Python 3.11 or newer, or set PYTHON"
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 ||
+  fail "'$python' is no Python 3.11 or newer: set PYTHON to one"
+"$python" -c 'import delta_belief_rl.cli.front' >/dev/null 2>&1 ||
+  fail "'$python' lacks the package: run $python -m pip install -e '$root'"
+
+settings=()
+
+# A value in single quotes may hold anything; Hydra reads a backslash before a quote as the quote.
+setting() {
+  if [[ -n $2 ]]; then
+    settings+=("$1='${2//\'/\\\'}'")
+  fi
+}
+
+setting actor_rollout_ref.model.path "${BASE_MODEL:-}"
+setting judge_rollout.model.path "${ORACLE_MODEL:-}"
+setting trainer.experiment_name "${EXPERIMENT_NAME:-}"
+setting trainer.project_name "${WANDB_PROJECT:-}"
+if [[ -n ${SEED:-} ]]; then
+  settings+=("seed=$SEED")
+fi
+if [[ -n ${CUDA_VISIBLE_DEVICES:-} ]]; then
+  IFS=, read -r -a gpus <<<"$CUDA_VISIBLE_DEVICES"
+  settings+=("trainer.n_gpus_per_node=${#gpus[@]}")
+fi
+
+# In place of this shell, so that a batch system's signal reaches the run itself.
+exec "$python" train.py "experiment=$experiment" ${settings[@]+"${settings[@]}"} "$@"
