@@ -196,8 +196,15 @@ def test_J12_naming_several_candidates_is_never_a_strict_guess(
 @given(before=st.text(max_size=12), after=st.text(max_size=12))
 def test_a_valid_strict_guess_of_one_word_is_a_published_win(before: str, after: str) -> None:
     action = f"{before}is it 'dog'{after}?"
-    if strict_guess(action, "dog") and not re.search(r"[^\x00-\x7f]", action):
+    # The published rule takes an underscore and a hyphen for letters, and knows no other marks.
+    if strict_guess(action, "dog") and not re.search(r"[^\x00-\x7f]|[_-]", action):
         assert exact_match(action, "dog")
+
+
+@pytest.mark.parametrize("mark", ["_", "-"])
+def test_some_marks_are_letters_for_the_published_rule_only(mark: str) -> None:
+    assert strict_guess(f"Is it 'dog'{mark}?", "dog")
+    assert not exact_match(f"Is it 'dog'{mark}?", "dog")
 
 
 @pytest.mark.parametrize(
