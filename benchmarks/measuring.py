@@ -26,6 +26,8 @@ class Row:
     seconds: tuple[float, ...]
     tokens: int = 0
     """Tokens that went through the model, padding included; 0 where they are not counted."""
+    facts: dict[str, float] = field(default_factory=dict)
+    """What else was measured, by name and unit."""
 
     @property
     def median(self) -> float:
@@ -39,6 +41,7 @@ class Row:
             "max_s": max(self.seconds),
             "repeats": len(self.seconds),
             "tokens": self.tokens,
+            **self.facts,
         }
 
 
@@ -84,9 +87,10 @@ class Part:
         width = max(map(len, (*(row.name for row in self.rows), *self.shares)))
         for row in self.rows:
             tokens = f"{row.tokens:>9,} tokens" if row.tokens else " " * 16
+            facts = "".join(f"  {value:,.4g} {name}" for name, value in row.facts.items())
             lines.append(
                 f"  {row.name:<{width}} {row.median:8.3f} s  ({min(row.seconds):.3f} .. "
-                f"{max(row.seconds):.3f})  {tokens}  {self.ratio(row):5.2f} x"
+                f"{max(row.seconds):.3f})  {tokens}  {self.ratio(row):5.2f} x{facts}"
             )
         for name, share in self.shares.items():
             lines.append(f"  {name:<{width}} {100 * share:7.1f} %")

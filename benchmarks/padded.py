@@ -7,7 +7,7 @@ per such block. The loss itself is the trainer's.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from functools import partial
 
 import numpy as np
 import torch
@@ -71,7 +71,7 @@ def _loss(
     ids = np.zeros((batch.num_games, columns), dtype=np.int64)
     for row, span in enumerate(batch.games()):
         ids[row, : lengths[row]] = batch.token_ids[span]
-    tokens = torch.from_numpy(ids)
+    tokens = torch.from_numpy(ids).to(actor.device)
     # Padding on the right is invisible to a causal model's earlier positions, so that no mask is
     # needed and the fast kernel runs.
     logits = actor.model(input_ids=tokens, use_cache=False).logits[:, :-1].float()
@@ -81,18 +81,16 @@ def _loss(
     row_of = np.repeat(np.arange(batch.num_games), lengths)
     column = index - batch.offsets[row_of[index]]
     most = int(batch.turn_ids.max()) + 1
+    there = partial(torch.as_tensor, device=actor.device)
+    floats = partial(there, dtype=torch.float32)
     inputs = PolicyInputs(
-        logp=picked[torch.from_numpy(row_of[index]), torch.from_numpy(column - 1)],
-        old_logp=_floats(batch.old_logp[index]),
-        advantages=_floats(batch.advantages[index]),
-        weight=_floats(batch.weight[index]),
-        rows=torch.from_numpy(row_of[index]),
-        turns=torch.from_numpy(row_of[index] * most + batch.turn_ids[index]),
-        rollout_logp=_floats(batch.rollout_logp[index]),
+        logp=picked[there(row_of[index]), there(column - 1)],
+        old_logp=floats(batch.old_logp[index]),
+        advantages=floats(batch.advantages[index]),
+        weight=floats(batch.weight[index]),
+        rows=there(row_of[index]),
+        turns=there(row_of[index] * most + batch.turn_ids[index]),
+        rollout_logp=floats(batch.rollout_logp[index]),
         old_is_new=settings.old_is_new,
     )
     return LOSSES[settings.loss_name](inputs, settings.loss, denominators)[0]
-
-
-def _floats(values: np.ndarray[Any, Any]) -> torch.Tensor:
-    return torch.from_numpy(values).float()

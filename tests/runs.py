@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -138,8 +138,8 @@ class _Bound:
 def without_ray(trace: Trace) -> Iterator[None]:
     """``cluster.app`` with workers in this process, every point told to ``trace``."""
 
-    def place(_name: str, worker: Any, count: int, *_more: Any) -> list[_Bound]:
-        return [_Bound(worker, trace) for _ in range(count)]
+    def place(_name: str, worker: Any, places: Sequence[Any], *_more: Any) -> list[_Bound]:
+        return [_Bound(worker, trace) for _ in places]
 
     def wait(_name: str, calls: list[Any], _deadline: float) -> list[Any]:
         async def all_of() -> list[Any]:

@@ -24,6 +24,7 @@ from delta_belief_rl.belief.elicit import Elicitation
 from delta_belief_rl.models.adapters import use_adapter
 from delta_belief_rl.models.logprobs import hidden_states, score_rows
 from delta_belief_rl.models.packed import Branch, PackedInput, PackSegment, pack
+from delta_belief_rl.models.varlen import runs_ragged
 from delta_belief_rl.types import FloatArray, IntArray, Trajectory
 
 POLICY = "policy"
@@ -87,8 +88,8 @@ def score_batch(
     Args:
         model: The training model.
         games: In any order and of any lengths.
-        max_tokens_per_pass: Bound on ``games x longest game`` of a micro-batch; a longer game goes
-            alone.
+        max_tokens_per_pass: Bound on the tokens of a micro-batch (``plan_passes``); a longer game
+            goes alone.
         temperature: Of the sampler, for ``logp`` and ``entropy``; beliefs are at 1.
         with_entropy: Also give the entropy at every action position.
         belief_model: ``"policy"``, ``"base"`` or the name of an adapter.
@@ -101,11 +102,14 @@ def score_batch(
         ValueError: A request's points or positions do not fit its tokens.
         UserError: There is no such adapter.
     """
+    if not games:
+        return []
     for game in games:
         _check(game)
     together = belief_model == POLICY
     results: list[ScoreResult] = [_EMPTY] * len(games)
-    for part in plan_passes([_segment(g, together).num_tokens for g in games], max_tokens_per_pass):
+    lengths = [_segment(game, together).num_tokens for game in games]
+    for part in plan_passes(lengths, max_tokens_per_pass, padded=not runs_ragged(model)):
         batch = [games[i] for i in part]
         scored = _pass(model, batch, temperature, chunk, with_entropy, together)
         for i, result in zip(part, scored, strict=True):
@@ -139,23 +143,28 @@ def score_beliefs(
     return [result.beliefs for result in results]
 
 
-def plan_passes(lengths: Sequence[int], budget: int) -> list[list[int]]:
+def plan_passes(lengths: Sequence[int], budget: int, padded: bool = True) -> list[list[int]]:
     """Split items into micro-batches of similar lengths.
 
     Args:
         lengths: Tokens of each item.
-        budget: Bound on ``items x longest`` of a micro-batch.
+        budget: Bound on ``items x longest`` of a micro-batch, or, without padding, on the sum of
+            its lengths.
+        padded: Whether every item takes as much as the longest one.
 
     Returns:
         Indices, a partition of ``range(len(lengths))``; a function of the arguments alone.
     """
     parts: list[list[int]] = []
+    filled = longest = 0
     # Descending, so that the first item of a part is its longest.
     for i in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        if parts and lengths[parts[-1][0]] * (len(parts[-1]) + 1) <= budget:
+        filled += longest if padded else lengths[i]
+        if parts and filled <= budget:
             parts[-1].append(i)
         else:
             parts.append([i])
+            filled = longest = lengths[i]
     return parts
 
 
@@ -194,7 +203,8 @@ def _pass(
     with_entropy: bool,
     with_belief: bool,
 ) -> list[ScoreResult]:
-    packed = pack([_segment(game, with_belief) for game in games], device=model.device)
+    segments = [_segment(game, with_belief) for game in games]
+    packed = pack(segments, model.device, runs_ragged(model))
     hidden = hidden_states(model, packed)
     actions = [_action_rows(packed, i, game) for i, game in enumerate(games)]
     logp, entropy = _score(model, hidden, actions, temperature, chunk, with_entropy)

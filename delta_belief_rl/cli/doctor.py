@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import sys
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
@@ -16,7 +18,7 @@ from delta_belief_rl.config.schema import RunConfig
 from delta_belief_rl.types import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from delta_belief_rl.trainer.doctor_engine import Check
 
@@ -52,10 +54,28 @@ def _run(args: argparse.Namespace) -> Result:
     from delta_belief_rl.trainer.doctor_engine import DoctorSettings
 
     settings = DoctorSettings(args.games, args.turns, tuple(args.skip))
-    checks = examine(_located(cfg), plan.device, plan.threads, settings)
+    with _told_apart():
+        checks = examine(_located(cfg), plan.device, plan.threads, settings)
     failed = [check.name for check in checks if check.passed is False]
     value = {"passed": not failed, "checks": [_plain(check) for check in checks]}
     return Result(value=value, text=table(checks), status=1 if failed else 0)
+
+
+@contextmanager
+def _told_apart() -> Iterator[None]:
+    """Send to standard error what engines, their processes and libraries write to standard output.
+
+    The result alone goes there.
+    """
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def _plain(check: Check) -> Mapping[str, object]:
@@ -73,7 +93,7 @@ def _located(cfg: RunConfig) -> RunConfig:
 
     ref, judge = cfg.actor_rollout_ref, cfg.judge_rollout
     ref = replace(ref, model=replace(ref.model, path=found(ref.model.path)))
-    if judge.name == "hf":
+    if judge.name in ("hf", "vllm"):
         judge = replace(judge, model=replace(judge.model, path=found(judge.model.path)))
     return replace(cfg, actor_rollout_ref=ref, judge_rollout=judge)
 

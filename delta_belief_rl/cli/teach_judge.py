@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from delta_belief_rl.cli.verb import Result, Verb
+from delta_belief_rl.config.facts import available_cores
 from delta_belief_rl.envs.worlds.table import load_world
 from delta_belief_rl.trainer.teach.main import teach_judge
-from delta_belief_rl.trainer.teach.train import SIZES, TeachSettings
+from delta_belief_rl.trainer.teach.settings import SIZES, TeachSettings, suited
 from delta_belief_rl.types import UserError
 
 _KINDS = {
@@ -28,11 +29,19 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", required=True, type=Path, help="folder to make")
     parser.add_argument("--world", default="everyday", help="name or path of the world")
     parser.add_argument("--size", choices=list(SIZES), help="of a new model (default small)")
-    parser.add_argument("--base", help="teach this chat model, whole, in place of a new one")
+    parser.add_argument("--base", help="teach this chat model in place of a new one")
+    parser.add_argument("--lora-rank", type=int, help="teach an adapter of the base and merge it")
     parser.add_argument(
         "--steps", type=int, help=f"train for so many steps: reproducible (default {default.steps})"
     )
     parser.add_argument("--minutes", type=float, help="train for so long in place of steps")
+    parser.add_argument("--secrets", type=int, help="things of one step (32; 128 on a GPU)")
+    parser.add_argument("--questions", type=int, help="questions to each of them (4; 8 on a GPU)")
+    parser.add_argument("--history-every", type=int, help="one step in so many has a history (8)")
+    parser.add_argument(
+        "--lr", type=float, help="learning rate (3e-3; of a base 3e-4, of its adapter 1e-3)"
+    )
+    parser.add_argument("--workers", type=int, help="processes that prepare questions (0; GPU: 12)")
     parser.add_argument("--device", default=default.device, choices=["cpu", "cuda"])
     parser.add_argument("--seed", type=int, default=default.seed)
 
@@ -40,16 +49,13 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(args: argparse.Namespace) -> Result:
     if args.size and args.base:
         raise UserError("--size is of a new model and --base is an old one: give one of the two.")
-    default = TeachSettings()
-    steps = default.steps if args.steps is None and args.minutes is None else args.steps
-    settings = TeachSettings(
-        size=args.size or default.size,
-        base=args.base,
-        steps=steps,
-        minutes=args.minutes,
-        device=args.device,
-        seed=args.seed,
-    )
+    lora = bool(args.lora_rank)
+    fields: dict[str, Any] = suited(args.base, args.device, lora, available_cores())
+    given = ("size", "base", "lora_rank", "secrets", "questions", "history_every", "lr", "workers")
+    fields |= {name: getattr(args, name) for name in given if getattr(args, name) is not None}
+    if args.steps is not None or args.minutes is not None:
+        fields |= {"steps": args.steps, "minutes": args.minutes}
+    settings = TeachSettings(device=args.device, seed=args.seed, **fields)
     report = teach_judge(load_world(args.world), settings, args.out)
     return Result(value=report, text=_text(report, args.out))
 

@@ -22,8 +22,10 @@ from ray.exceptions import RayTaskError
 from delta_belief_rl.algo.samplers.sequential import TaskSampler
 from delta_belief_rl.algo.shapers.channels import ChannelShaper
 from delta_belief_rl.belief.elicit import elicitor
-from delta_belief_rl.cluster.judges import restart_teller, tell_self_tests
+from delta_belief_rl.cluster.footprints import tell_footprints
+from delta_belief_rl.cluster.judges import MODELS, restart_teller, tell_self_tests
 from delta_belief_rl.cluster.pools import Pools, max_games, start_pools
+from delta_belief_rl.cluster.ranks import RankFailure
 from delta_belief_rl.cluster.ray_app import ray_session
 from delta_belief_rl.config.compose import resolved_yaml
 from delta_belief_rl.config.gpu_memory import check_gpus
@@ -80,7 +82,8 @@ def run(cfg: RunConfig, plan: Plan) -> int:
 
     Returns:
         0 when the run finished, or had finished before; ``COLLAPSED`` when it stopped itself, and
-        ``CHECK_FAILED`` when its numbers did not hold (``trainer.check_freq``) or its judge failed.
+        ``CHECK_FAILED`` when its numbers did not hold (``trainer.check_freq``), its judge failed, or
+        a training rank died or hung.
 
     Raises:
         UserError: Anything that the user can mend.
@@ -135,7 +138,7 @@ def _located(cfg: RunConfig) -> RunConfig:
         tokenizer_path=model.tokenizer_path and whole(model.tokenizer_path),
     )
     judge = cfg.judge_rollout
-    if judge.name == "hf":
+    if judge.name in MODELS:
         path = whole(materialise(judge.model.path))
         judge = replace(judge, model=replace(judge.model, path=path))
     # A bare name is a packaged world, even where a file of that name lies about.
@@ -168,10 +171,12 @@ def _check_model(cfg: RunConfig, tasks: TaskSets) -> ChatFormat:
 
 def _check_judge(cfg: RunConfig) -> None:
     """A look at the files of a judge that is a model of this machine."""
-    if cfg.judge_rollout.name == "hf":
+    if cfg.judge_rollout.name in MODELS:
         path = cfg.judge_rollout.model.path
         check_tokenizer(path, "judge_rollout.model.path")
-        check_weights(path)
+        # An engine that makes its weights at random reads no file.
+        if cfg.judge_rollout.rollout.engine_kwargs.vllm.get("load_format") != "dummy":
+            check_weights(path)
         judge_chat(path, judge_mode(cfg))
 
 
@@ -212,14 +217,15 @@ async def _play(
     changed = _changes(saved, resolved)
     events.write("start", step, resumed_from=saved and saved.path, changed=changed)
     tell_self_tests(pools.self_tests, cfg.judge_rollout.self_test.min_accuracy, events)
+    tell_footprints(pools.footprints, events)
     pools.judge.on_restart = restart_teller(events)
     with ProgressView(plan.total_steps or 0, step) as progress:
         services = _services(cfg, plan, tasks, chat, start, run_dir, resolved, pools, progress)
-        if saved is not None:
-            await persist.restore(services, saved)
-            progress.say(f"resumed run {start.run_id} after step {step}")
         status = 0
         try:
+            if saved is not None:
+                await persist.restore(services, saved)
+                progress.say(f"resumed run {start.run_id} after step {step}")
             before = await starting_test(services) if _tests(cfg) else {}
             await train(services)
             if _tests(cfg):
@@ -235,6 +241,10 @@ async def _play(
         except JudgePoolFailure as error:
             status = CHECK_FAILED
             events.write("judge_failed", services.state.step, reason=str(error))
+            print(error, file=sys.stderr)
+        except RankFailure as error:
+            status = CHECK_FAILED
+            events.write("rank_failed", services.state.step, reason=str(error), ranks=error.ranks)
             print(error, file=sys.stderr)
         finally:
             services.wandb.finish()
@@ -298,7 +308,7 @@ def _services(
         progress=progress,
         resolved=resolved,
         kl_reward=kl_reward(cfg),
-        engine=pools.router if cfg.actor_rollout_ref.rollout.name == "hf" else None,
+        engine=pools.router,
         device=plan.device,
     )
 

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 
 from delta_belief_rl.belief.branched import ScoreRequest
+from delta_belief_rl.cluster.ranks import RankLimits, ask_all
 from delta_belief_rl.models.adapters import state_checksum
 from delta_belief_rl.trainer.actor import AdapterSnapshot, GameScore
+from delta_belief_rl.trainer.crosscheck import Bound, Gap
 from delta_belief_rl.trainer.packing import UpdatePlan, deal
 from delta_belief_rl.trainer.services import PolicyGroup
 from delta_belief_rl.trainer.usage import usage_metrics
@@ -27,13 +29,23 @@ class RayPolicyGroup:
     Args:
         ranks: Handles of ``ActorWorker``.
         make_room: Called before the ranks score or update, which take much memory.
+        limits: How long the ranks may wait for each other.
+        expected_bytes: What the plan expects a rank to take of its GPU at most.
+
+    Every method raises ``RankFailure`` when a rank is gone, hangs, or ran out of memory.
     """
 
     def __init__(
-        self, ranks: Sequence[Any], make_room: Callable[[], Awaitable[None]] | None = None
+        self,
+        ranks: Sequence[Any],
+        make_room: Callable[[], Awaitable[None]] | None = None,
+        limits: RankLimits | None = None,
+        expected_bytes: float | None = None,
     ) -> None:
         self._ranks = list(ranks)
         self._make_room = make_room
+        self._limits = limits or RankLimits()
+        self._expected_bytes = expected_bytes
         self.num_ranks = len(self._ranks)
 
     async def score(self, games: Sequence[ScoreRequest]) -> list[GameScore]:
@@ -47,12 +59,7 @@ class RayPolicyGroup:
         if self._make_room is not None:
             await self._make_room()
         parts = deal([len(game.token_ids) for game in games], self.num_ranks)
-        answers = await asyncio.gather(
-            *(
-                rank.score.remote([games[index] for index in part])
-                for rank, part in zip(self._ranks, parts, strict=True)
-            )
-        )
+        answers = await self._each("score", [([games[i] for i in part],) for part in parts])
         out: dict[int, GameScore] = {}
         for part, scores in zip(parts, answers, strict=True):
             out.update(zip(part, scores, strict=True))
@@ -71,17 +78,12 @@ class RayPolicyGroup:
                 raise ValueError(f"a plan for {len(step.ranks)} ranks, not for {self.num_ranks}")
         if self._make_room is not None:
             await self._make_room()
-        answers = await asyncio.gather(
-            *(
-                rank.update.remote(rank_steps(batch, plan, index), training_step)
-                for index, rank in enumerate(self._ranks)
-            )
-        )
-        return merge_pairs(answers)
+        shares = [(rank_steps(batch, plan, i), training_step) for i in range(self.num_ranks)]
+        return merge_pairs(await self._each("update", shares))
 
     async def usage(self) -> dict[str, float]:
         """Metrics of what the ranks used since the last call."""
-        return usage_metrics(await self._all("usage"))
+        return usage_metrics(await self._all("usage"), self._expected_bytes)
 
     async def snapshot(self) -> AdapterSnapshot:
         """The adapter, from rank 0; every rank takes part in gathering it."""
@@ -103,8 +105,10 @@ class RayPolicyGroup:
         return sums[0]
 
     async def _all(self, method: str, *args: Any) -> list[Any]:
-        calls = (getattr(rank, method).remote(*args) for rank in self._ranks)
-        return list(await asyncio.gather(*calls))
+        return await self._each(method, [args] * self.num_ranks)
+
+    async def _each(self, method: str, arguments: Sequence[Sequence[Any]]) -> list[Any]:
+        return await ask_all(self._ranks, method, arguments, self._limits)
 
 
 def rank_steps(
@@ -141,17 +145,20 @@ class RayEngineGroup:
     Args:
         replicas: Handles of ``EngineWorker``.
         probe_ids: The fixed token sequence, at least two tokens.
-        bound: Largest difference of a probe log-prob, in nats.
+        bound: What log-probs of the probe may differ by.
         sleeps: The replicas give their memory back in ``rest`` and take it again in ``sync``.
+        judges: Handles of ``JudgeWorker`` that do the same; replicas that were restarted belong to
+            it as soon as it says so.
     """
 
     def __init__(
         self,
         replicas: Sequence[Any],
         probe_ids: Sequence[int],
-        bound: float,
+        bound: Bound,
         *,
         sleeps: bool = False,
+        judges: Sequence[Any] = (),
     ) -> None:
         if len(probe_ids) < 2:
             raise ValueError(f"a probe needs at least 2 tokens, not {len(probe_ids)}")
@@ -159,6 +166,7 @@ class RayEngineGroup:
         self._probe_ids = tuple(probe_ids)
         self._bound = bound
         self._sleeps = sleeps
+        self._judges = judges
         self._asleep = False
         self._synced: tuple[int, str] | None = None
         self._metrics: dict[str, float] = {}
@@ -175,7 +183,7 @@ class RayEngineGroup:
                 the bound.
         """
         if self._asleep:
-            await asyncio.gather(*(replica.wake.remote() for replica in self._replicas))
+            await asyncio.gather(*(member.wake.remote() for member in self._sleepers()))
             self._asleep = False
         snapshot = await policy.snapshot()
         if state_checksum(snapshot.state) != snapshot.checksum:
@@ -193,24 +201,33 @@ class RayEngineGroup:
                 for replica in self._replicas
             )
         )
-        gap = 0.0
-        for index, report in enumerate(reports):
-            gap = max(gap, check_report(index, report, snapshot, expected, self._bound))
+        gaps = [
+            check_report(index, report, snapshot, expected, self._bound)
+            for index, report in enumerate(reports)
+        ]
         self._synced = (snapshot.version, snapshot.checksum)
-        self._metrics = {"sync/adapter_version": float(snapshot.version), "sync/probe_gap": gap}
+        self._metrics = {
+            "sync/adapter_version": float(snapshot.version),
+            "sync/probe_gap": max(gap.largest for gap in gaps),
+            "sync/probe_gap_mean": max(gap.mean for gap in gaps),
+        }
         return self._metrics
 
     async def rest(self) -> None:
         """Let replicas that sleep give their memory back until the next ``sync``."""
-        if self._sleeps and not self._asleep:
-            await asyncio.gather(*(replica.sleep.remote() for replica in self._replicas))
+        members = self._sleepers()
+        if members and not self._asleep:
+            await asyncio.gather(*(member.sleep.remote() for member in members))
             self._asleep = True
+
+    def _sleepers(self) -> list[Any]:
+        return [*(self._replicas if self._sleeps else ()), *self._judges]
 
 
 def check_report(
-    index: int, report: Any, snapshot: AdapterSnapshot, expected: FloatArray, bound: float
-) -> float:
-    """Largest probe gap of one replica, in nats.
+    index: int, report: Any, snapshot: AdapterSnapshot, expected: FloatArray, bound: Bound
+) -> Gap:
+    """How far the probe of one replica is from the trainer's.
 
     Raises:
         SyncMismatch: Anything differs; the message names the replica and the number.
@@ -230,11 +247,10 @@ def check_report(
             f"engine replica {index} gave {len(report.probe)} log-probs of the probe, "
             f"the trainer {len(expected)}"
         )
-    gap = float(np.max(np.abs(report.probe - expected)))
-    # Written so that NaN fails too.
-    if not gap <= bound:
+    gap = Gap.of(np.asarray(report.probe), np.asarray(expected))
+    if not gap.within(bound):
         raise SyncMismatch(
-            f"engine replica {index} differs from the trainer by {gap:.4g} nats on the probe, more "
-            f"than {bound:g}: its adapter is not the trainer's"
+            f"engine replica {index} differs from the trainer by {gap} on the probe, more than "
+            f"{bound.mean:g} and {bound.largest:g}: its adapter is not the trainer's"
         )
     return gap

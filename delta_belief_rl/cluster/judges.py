@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,17 +29,39 @@ class JudgeReplicas:
     Attributes:
         places: Actor classes, each bound to the place of one replica.
         settings: What every replica is started with.
-        actors: Handles of ``JudgeWorker``.
+        actors: Handles of ``JudgeWorker``, those of restarted replicas in their place.
     """
 
     places: Sequence[Any]
     settings: Any
-    actors: Sequence[Any]
+    actors: list[Any]
 
     @classmethod
     def start(cls, places: Sequence[Any], settings: Any) -> JudgeReplicas:
         """Start one replica in each place; they load in their own time."""
         return cls(places, settings, [place.remote(settings) for place in places])
+
+    @classmethod
+    def start_by_gpu(
+        cls,
+        places: Sequence[Any],
+        settings: Any,
+        gpus: Sequence[tuple[int, ...]],
+        wait: Callable[[Sequence[Any]], None],
+    ) -> JudgeReplicas:
+        """Like ``start``, but replicas that share a GPU load one after another.
+
+        Args:
+            places: See ``JudgeReplicas``.
+            settings: See ``JudgeReplicas``.
+            gpus: Numbers of the GPUs of each place.
+            wait: Returns when the actors that it is given have loaded.
+        """
+        actors: dict[int, Any] = {}
+        for turn in loading_turns(gpus):
+            actors |= {place: places[place].remote(settings) for place in turn}
+            wait([actors[place] for place in turn])
+        return cls(places, settings, [actors[place] for place in range(len(places))])
 
     def calls(self) -> list[ReplicaCall]:
         """How each replica is asked."""
@@ -59,6 +81,7 @@ class JudgeReplicas:
                 async with asyncio.timeout(deadline):
                     if least is None:
                         await actor.answer.remote([])
+                        self.actors[lane] = actor
                         return judge_call(actor)
                     report = await actor.self_test.remote()
             except TimeoutError as error:
@@ -67,9 +90,28 @@ class JudgeReplicas:
             if not report.passes(least):
                 ray.kill(actor)
                 raise ReplicaGone(report.sentence())
+            self.actors[lane] = actor
             return judge_call(actor)
 
         return restart
+
+
+def loading_turns(gpus: Sequence[tuple[int, ...]]) -> list[list[int]]:
+    """Places in turns in which no GPU occurs twice.
+
+    Example:
+        >>> loading_turns([(1,), (1,), (2,)])
+        [[0, 2], [1]]
+    """
+    turns: list[list[int]] = []
+    for place, mine in enumerate(gpus):
+        for turn in turns:
+            if not any(set(mine) & set(gpus[other]) for other in turn):
+                turn.append(place)
+                break
+        else:
+            turns.append([place])
+    return turns
 
 
 def judge_call(actor: Any) -> ReplicaCall:

@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import ray
-from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 from ray.util.placement_group import placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from delta_belief_rl.cluster.footprints import Footprint
+from delta_belief_rl.cluster.gpus import BookedGpus, book_gpus
 from delta_belief_rl.cluster.groups import RayEngineGroup, RayPolicyGroup
-from delta_belief_rl.cluster.judges import JudgeReplicas, is_self_tested, least_accuracy
+from delta_belief_rl.cluster.judges import (
+    MODELS,
+    JudgeReplicas,
+    is_self_tested,
+    least_accuracy,
+)
+from delta_belief_rl.cluster.ranks import RankLimits
 from delta_belief_rl.cluster.vllm_replicas import (
     RemoteEngine,
     VllmEngineWorker,
     VllmSettings,
-    engine_format,
 )
 from delta_belief_rl.cluster.workers import (
     ActorWorker,
@@ -27,13 +35,14 @@ from delta_belief_rl.cluster.workers import (
     JudgeWorker,
     worker_env,
 )
-from delta_belief_rl.config.plan import Plan
+from delta_belief_rl.config.plan import Placement, Plan
 from delta_belief_rl.config.schema import RunConfig
 from delta_belief_rl.engines.base import Completion, Engine, GenRequest, TailRequest
 from delta_belief_rl.engines.pump import EnginePump, EngineRouter
 from delta_belief_rl.judge.pool import JudgePool
 from delta_belief_rl.judge.selftest import SelfTestReport
-from delta_belief_rl.trainer.judge_settings import judge_settings, pool_settings
+from delta_belief_rl.trainer.crosscheck import run_bound
+from delta_belief_rl.trainer.judge_settings import judge_calls, judge_settings, pool_settings
 from delta_belief_rl.trainer.policy_engine import EngineSettings
 from delta_belief_rl.trainer.settings import (
     actor_settings,
@@ -42,12 +51,6 @@ from delta_belief_rl.trainer.settings import (
     number_format,
 )
 from delta_belief_rl.types import UserError
-
-PROBE_BOUND = {"float32": 1e-3, "bfloat16": 0.25, "float16": 0.1}
-"""Largest difference of a probe log-prob between engine and trainer, in nats, by number format."""
-
-RANK_SHARE, ENGINE_SHARE = 0.5, 0.4
-"""Shares of a GPU that Ray books for a training rank and for the engine that lives beside it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +61,9 @@ class Pools:
     engines: RayEngineGroup
     router: EngineRouter
     judge: JudgePool
+    gpus: BookedGpus
     self_tests: tuple[SelfTestReport, ...] = ()
+    footprints: tuple[Footprint, ...] = ()
 
 
 def max_games(cfg: RunConfig, plan: Plan) -> int:
@@ -79,20 +84,35 @@ def start_pools(cfg: RunConfig, plan: Plan, probe_ids: Sequence[int]) -> Pools:
         UserError: A model cannot be loaded, a pool does not fit, or a worker is late.
     """
     deadline = cfg.trainer.ray_wait_register_center_timeout
-    # All processes start at once; what takes time is that each of them imports and loads.
-    replicas = _start_engines(cfg, plan, deadline)
-    judges = _start_judges(cfg, plan, deadline)
-    ranks = _start_ranks(cfg, plan, deadline)
-    _wait("policy engines", [replica.health.remote() for replica in replicas], deadline)
-    _wait("judges", [judge.answer.remote([]) for judge in judges.actors], deadline)
+    gpus = book_gpus(plan.gpus, deadline)
+    replicas = _start_engines(cfg, plan, gpus, deadline)
+    engines_measure = _measures(cfg.actor_rollout_ref.rollout.name, plan)
+    if engines_measure and cfg.judge_rollout.share_actor_gpu:
+        _wait_for_engines(replicas, deadline)
+    judges = _start_judges(cfg, plan, gpus, deadline)
+    if engines_measure:
+        _wait_for_engines(replicas, deadline)
+    ranks = _start_ranks(cfg, plan, gpus, deadline)
+    _wait_for_engines(replicas, deadline)
+    _wait_for_judges(judges.actors, deadline)
     tests: list[SelfTestReport] = []
     if is_self_tested(cfg):
         tests = _wait("judges", [judge.self_test.remote() for judge in judges.actors], deadline)
     group = RayEngineGroup(
-        replicas, probe_ids, _probe_bound(cfg, plan.device), sleeps=_sleeps(cfg, plan.device)
+        replicas,
+        probe_ids,
+        run_bound(cfg, plan.device),
+        sleeps=_sleeps(cfg, plan.device),
+        judges=judges.actors if _judge_sleeps(cfg) else (),
     )
     return Pools(
-        policy=RayPolicyGroup(ranks, group.rest),
+        gpus=gpus,
+        policy=RayPolicyGroup(
+            ranks,
+            group.rest,
+            rank_limits(cfg, len(ranks)),
+            expected_bytes=sum(line.bytes for line in plan.memory) or None,
+        ),
         engines=group,
         router=EngineRouter([_engine(cfg, replica) for replica in replicas]),
         judge=JudgePool(
@@ -103,29 +123,40 @@ def start_pools(cfg: RunConfig, plan: Plan, probe_ids: Sequence[int]) -> Pools:
             restart=judges.restarter(deadline, least_accuracy(cfg)),
         ),
         self_tests=tuple(tests),
+        footprints=tuple(_footprints(cfg, plan, replicas, judges.actors, deadline)),
     )
 
 
-def _start_ranks(cfg: RunConfig, plan: Plan, deadline: float) -> list[Any]:
+def _start_ranks(cfg: RunConfig, plan: Plan, gpus: BookedGpus, deadline: float) -> list[Any]:
     settings = actor_settings(cfg, plan.device, plan.total_steps or 1, plan.threads)
-    count = len(plan.pool("actor"))
-    share = RANK_SHARE if plan.device == "cuda" else 0.0
-    handles = _place("training ranks", ActorWorker, count, share, deadline, plan.threads)
-    ranks = [handle.remote(settings, index, count) for index, handle in enumerate(handles)]
+    places = plan.pool("actor")
+    handles = _place("training ranks", ActorWorker, places, gpus, deadline, plan.threads)
+    ranks = [handle.remote(settings, index, len(places)) for index, handle in enumerate(handles)]
     host, port = _wait("training ranks", [ranks[0].address.remote()], deadline)[0]
-    timeout = cfg.actor_rollout_ref.nccl_timeout
-    _wait("training ranks", [rank.setup.remote(host, port, timeout) for rank in ranks], deadline)
+    limits = rank_limits(cfg, len(ranks))
+    setups = [
+        rank.setup.remote(host, port, limits.timeout, *limits.logs[index : index + 1])
+        for index, rank in enumerate(ranks)
+    ]
+    _wait("training ranks", setups, deadline)
     return ranks
 
 
-def _start_engines(cfg: RunConfig, plan: Plan, deadline: float) -> list[Any]:
+def rank_limits(cfg: RunConfig, num_ranks: int) -> RankLimits:
+    """How long the training ranks may wait for each other, and where each of several writes."""
+    folder = Path(cfg.trainer.output_dir).absolute() / "logs"
+    logs = [folder / f"rank_{rank}.log" for rank in range(num_ranks)] if num_ranks > 1 else []
+    return RankLimits(cfg.actor_rollout_ref.nccl_timeout, tuple(logs))
+
+
+def _start_engines(cfg: RunConfig, plan: Plan, gpus: BookedGpus, deadline: float) -> list[Any]:
     rollout = cfg.actor_rollout_ref.rollout
-    count = len(plan.pool("engine"))
+    places = plan.pool("engine")
+    count = len(places)
     threads = max(1, plan.threads // count)
-    share = ENGINE_SHARE if plan.device == "cuda" else 0.0
     if rollout.name == "vllm":
-        places = _place("policy engines", VllmEngineWorker, count, share, deadline, threads)
-        return [place.remote(VllmSettings(cfg, plan.device)) for place in places]
+        handles = _place("policy engines", VllmEngineWorker, places, gpus, deadline, threads)
+        return [handle.remote(VllmSettings(cfg, plan.device)) for handle in handles]
     settings = EngineSettings(
         model_path=cfg.actor_rollout_ref.model.path,
         adapter=adapter_settings(cfg),
@@ -137,47 +168,109 @@ def _start_engines(cfg: RunConfig, plan: Plan, deadline: float) -> list[Any]:
         num_threads=threads,
         seed=cfg.seed,
     )
-    handles = _place("policy engines", EngineWorker, count, share, deadline, threads)
+    handles = _place("policy engines", EngineWorker, places, gpus, deadline, threads)
     return [handle.remote(settings) for handle in handles]
 
 
-def _start_judges(cfg: RunConfig, plan: Plan, deadline: float) -> JudgeReplicas:
+def _start_judges(cfg: RunConfig, plan: Plan, gpus: BookedGpus, deadline: float) -> JudgeReplicas:
     places = plan.pool("judge")
     # The table's judge needs no thread; a model takes turns with the policy on the same cores.
-    threads = max(1, plan.threads // len(places)) if cfg.judge_rollout.name == "hf" else 1
+    share = max(1, plan.threads // len(places))
+    threads = share if cfg.judge_rollout.name in MODELS else 1
     settings = judge_settings(cfg, threads)
-    gpus = 1.0 if places[0].gpus else 0.0
-    handles = _place("judges", JudgeWorker, len(places), gpus, deadline, threads)
-    return JudgeReplicas.start(handles, settings)
+    calls = judge_calls(cfg)
+    handles = _place("judges", JudgeWorker, places, gpus, deadline, threads, calls)
+    if not _measures(cfg.judge_rollout.name, plan):
+        return JudgeReplicas.start(handles, settings)
+    return JudgeReplicas.start_by_gpu(
+        handles,
+        settings,
+        [place.gpus for place in places],
+        lambda actors: _wait_for_judges(actors, deadline),
+    )
 
 
 def _place(
-    name: str, worker: Any, count: int, gpus: float, deadline: float, num_threads: int | None
+    name: str,
+    worker: Any,
+    places: Sequence[Placement],
+    gpus: BookedGpus,
+    deadline: float,
+    num_threads: int | None,
+    calls: int | None = None,
 ) -> list[Any]:
-    """Actor classes bound to the bundles of a new placement group, one bundle each."""
-    bundle: dict[str, float] = {"CPU": 1.0} | ({"GPU": gpus} if gpus else {})
-    group = placement_group([bundle] * count, strategy="PACK", name=name)
+    """Actor classes bound to the bundles of a new placement group, one bundle each.
+
+    Args:
+        name: Of the pool.
+        worker: The actor class.
+        places: One for each actor.
+        gpus: Those of the run; each actor sees its own.
+        deadline: Seconds until Ray must have room.
+        num_threads: CPU threads of an actor.
+        calls: Calls that an actor works on at a time; None leaves what the class says.
+    """
+    count = len(places)
+    group = placement_group([{"CPU": 1.0}] * count, strategy="PACK", name=name)
     try:
         ray.get(group.ready(), timeout=deadline)
     except GetTimeoutError as error:
         have = ray.available_resources()
         raise UserError(
-            f"The pool of {name} needs {count} x {bundle} but only CPU {have.get('CPU', 0):g} and "
-            f"GPU {have.get('GPU', 0):g} are free: lower the pool's size or raise "
-            "ray_init.num_cpus."
+            f"The pool of {name} needs {count} CPUs but only {have.get('CPU', 0):g} are free: "
+            "lower the pool's size or raise ray_init.num_cpus."
         ) from error
+    more = {} if calls is None else {"max_concurrency": calls}
     return [
         worker.options(
             num_cpus=1,
-            num_gpus=gpus,
+            num_gpus=0,
             max_restarts=0,
-            runtime_env={"env_vars": worker_env(num_threads)},
+            runtime_env={"env_vars": worker_env(num_threads) | gpus.environment(place.gpus)},
             scheduling_strategy=PlacementGroupSchedulingStrategy(
                 group, placement_group_bundle_index=index
             ),
+            **more,
         )
-        for index in range(count)
+        for index, place in enumerate(places)
     ]
+
+
+def _footprints(
+    cfg: RunConfig,
+    plan: Plan,
+    replicas: Sequence[Any],
+    judges: Sequence[Any],
+    deadline: float,
+) -> Iterator[Footprint]:
+    """What the vLLM engines of the run hold of their GPUs."""
+    pools = (
+        ("policy engine", cfg.actor_rollout_ref.rollout.name, replicas, plan.engine_needs),
+        ("judge", cfg.judge_rollout.name, judges, plan.judge_needs),
+    )
+    for role, engine, actors, needs in pools:
+        if not _measures(engine, plan):
+            continue
+        held = _wait(f"{role}s", [actor.memory.remote() for actor in actors], deadline)
+        for number, workers in enumerate(held):
+            yield Footprint(f"{role} {number}", workers, needs)
+
+
+def _measures(engine: str, plan: Plan) -> bool:
+    """Whether an engine measures the free memory of a GPU that others are about to fill.
+
+    Such engines start one after another and before the training ranks: what another process takes
+    meanwhile would count as the engine's own.
+    """
+    return engine == "vllm" and plan.gpus > 0
+
+
+def _wait_for_engines(replicas: Sequence[Any], deadline: float) -> None:
+    _wait("policy engines", [replica.health.remote() for replica in replicas], deadline)
+
+
+def _wait_for_judges(actors: Sequence[Any], deadline: float) -> None:
+    _wait("judges", [judge.answer.remote([]) for judge in actors], deadline)
 
 
 def _wait(name: str, refs: Sequence[Any], deadline: float) -> list[Any]:
@@ -194,20 +287,28 @@ def _wait(name: str, refs: Sequence[Any], deadline: float) -> list[Any]:
         if isinstance(cause, UserError):
             raise UserError(str(cause)) from error
         raise
-
-
-def _probe_bound(cfg: RunConfig, device: str) -> float:
-    """The bound of the coarser number format of trainer and engine."""
-    formats = [number_format(cfg.actor_rollout_ref.actor.dtype, device)]
-    if cfg.actor_rollout_ref.rollout.name == "vllm":
-        formats.append(engine_format(cfg, device))
-    return max(PROBE_BOUND[name] for name in formats)
+    except RayActorError as error:
+        raise UserError(
+            f"One of the {name} died while it started (killed, out of memory, or crashed): look "
+            "into the logs of Ray and of the run, and start again."
+        ) from error
 
 
 def _sleeps(cfg: RunConfig, device: str) -> bool:
     """Whether the engines give their memory back while the ranks score and update."""
     rollout = cfg.actor_rollout_ref.rollout
     return rollout.name == "vllm" and device == "cuda" and rollout.free_cache_engine
+
+
+def _judge_sleeps(cfg: RunConfig) -> bool:
+    """Whether the judges give back memory that the ranks need on the same GPUs."""
+    judge = cfg.judge_rollout
+    return (
+        judge.name == "vllm"
+        and bool(judge.ngpus)
+        and judge.share_actor_gpu
+        and judge.rollout.free_cache_engine
+    )
 
 
 def _engine(cfg: RunConfig, replica: Any) -> Engine:

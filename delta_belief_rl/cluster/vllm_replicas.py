@@ -7,7 +7,6 @@ is there. vLLM itself is imported in the actor's process only.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,8 +16,6 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 
 from delta_belief_rl.cluster.workers import SyncReport
-from delta_belief_rl.config.engine_args import policy_engine_args
-from delta_belief_rl.config.gpus import read_gpus
 from delta_belief_rl.config.schema import RunConfig
 from delta_belief_rl.engines.base import (
     AdapterState,
@@ -29,13 +26,10 @@ from delta_belief_rl.engines.base import (
 )
 from delta_belief_rl.engines.pump import EngineFailure
 from delta_belief_rl.models.adapters import state_checksum
-from delta_belief_rl.trainer.settings import adapter_settings, number_format
+from delta_belief_rl.trainer.vllm_policy import start_vllm
 
 MOST_CALLS = 8192
 """Calls that one replica holds at a time; a game has one, and its release another."""
-
-CPU_CACHE_BYTES = 1 << 30
-"""Key-value cache of a replica on CPUs where its size is not set; else it is half of the memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,22 +45,6 @@ class VllmSettings:
     device: str
 
 
-def engine_format(cfg: RunConfig, device: str) -> str:
-    """The engine's number format: on CPUs the trainer's own, because both take the same memory."""
-    ref = cfg.actor_rollout_ref
-    return number_format(ref.actor.dtype if device == "cpu" else ref.rollout.dtype, device)
-
-
-def cpu_arguments(cfg: RunConfig) -> dict[str, object]:
-    """What differs on CPUs: vLLM has no sleep there, and no limit to its cache."""
-    size = cfg.actor_rollout_ref.rollout.kv_cache_memory_bytes or CPU_CACHE_BYTES
-    return {
-        "dtype": engine_format(cfg, "cpu"),
-        "enable_sleep_mode": False,
-        "kv_cache_memory_bytes": size,
-    }
-
-
 @ray.remote(max_concurrency=MOST_CALLS)  # type: ignore[call-overload]
 class VllmEngineWorker:
     """One replica; the first call that needs the engine starts it."""
@@ -79,27 +57,8 @@ class VllmEngineWorker:
     async def _engine(self) -> Any:
         async with self._starting:
             if self._started is None:
-                self._started = await self._start()
+                self._started = await start_vllm(self._settings.cfg, self._settings.device)
         return self._started
-
-    async def _start(self) -> Any:
-        # Read when vLLM is imported, here and in the processes that it starts.
-        os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-        from delta_belief_rl.engines import vllm_engine
-
-        cfg, device = self._settings.cfg, self._settings.device
-        gpus = None if device == "cpu" else read_gpus()
-        capability = gpus[0].capability if gpus else None
-        vllm_engine.check_platform(device)
-        args = policy_engine_args(cfg, vllm_engine.option_names(), capability, vllm_engine.VERSION)
-        os.environ.update(args.env)
-        kwargs = {**args.kwargs, **(cpu_arguments(cfg) if device == "cpu" else {})}
-        if device == "cpu":
-            # Otherwise every replica binds its threads to the same first cores.
-            os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-        lora = adapter_settings(cfg)
-        shape = vllm_engine.LoraShape(lora.rank, lora.alpha) if lora.rank else None
-        return await vllm_engine.VllmEngine.start(kwargs, lora=shape)
 
     async def generate(self, request: GenRequest) -> Completion:
         """The completion of one request."""
@@ -136,6 +95,10 @@ class VllmEngineWorker:
     async def health(self) -> EngineHealth:
         """What the engine says of itself."""
         return (await self._engine()).health()
+
+    async def memory(self) -> list[dict[str, int]]:
+        """Bytes that each worker of the engine holds."""
+        return await (await self._engine()).memory()
 
 
 class RemoteEngine:

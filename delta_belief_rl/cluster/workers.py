@@ -5,15 +5,17 @@ Each class only translates between Ray and the room that does the work; it has n
 
 from __future__ import annotations
 
-import os
+import math
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import ray
 
 from delta_belief_rl.belief.branched import ScoreRequest
+from delta_belief_rl.cluster.ranks import join_ranks, stack_after, write_errors_to
 from delta_belief_rl.engines.base import (
     AdapterState,
     Completion,
@@ -24,6 +26,7 @@ from delta_belief_rl.engines.base import (
 from delta_belief_rl.envs.base import JudgeReply, JudgeRequest
 from delta_belief_rl.judge.build import JudgeSettings, build_judge
 from delta_belief_rl.judge.selftest import SelfTestReport, self_test
+from delta_belief_rl.judge.vllm_judge import VllmJudge
 from delta_belief_rl.models.loading import state_checksum
 from delta_belief_rl.trainer.actor import (
     ActorSettings,
@@ -73,6 +76,7 @@ class ActorWorker:
     def __init__(self, settings: ActorSettings, rank: int, world_size: int) -> None:
         self._settings, self._rank, self._world_size = settings, rank, world_size
         self._actor: PolicyActor | None = None
+        self._patience = math.inf
 
     def address(self) -> tuple[str, int]:
         """A host and a free port for the rendezvous of the ranks."""
@@ -80,20 +84,21 @@ class ActorWorker:
             probe.bind(("", 0))
             return ray.util.get_node_ip_address(), int(probe.getsockname()[1])
 
-    def setup(self, host: str, port: int, timeout_seconds: int) -> None:
-        """Join the other ranks, then load the model."""
+    def setup(self, host: str, port: int, timeout: float, log: Path | None = None) -> None:
+        """Join the other ranks, then load the model.
+
+        Args:
+            host: Of rank 0.
+            port: Of rank 0.
+            timeout: Seconds that a collective may take.
+            log: File for what this process says on stderr.
+        """
         if self._world_size > 1:
-            import datetime
-
-            import torch.distributed as dist
-
-            os.environ |= {"MASTER_ADDR": host, "MASTER_PORT": str(port)}
-            dist.init_process_group(
-                "nccl" if self._settings.device.startswith("cuda") else "gloo",
-                rank=self._rank,
-                world_size=self._world_size,
-                timeout=datetime.timedelta(seconds=timeout_seconds),
-            )
+            if log is not None:
+                write_errors_to(log)
+            address = (host, port)
+            join_ranks(self._settings.device, self._rank, self._world_size, address, timeout)
+            self._patience = timeout
         self._actor = PolicyActor(self._settings, self._rank, self._world_size)
 
     @property
@@ -104,7 +109,8 @@ class ActorWorker:
 
     def score(self, games: Sequence[ScoreRequest]) -> list[GameScore]:
         """Log-probs and beliefs of this rank's games, perhaps of none."""
-        return self.actor.score(games)
+        with stack_after(self._patience):
+            return self.actor.score(games)
 
     def update(
         self,
@@ -112,7 +118,8 @@ class ActorWorker:
         training_step: int,
     ) -> dict[str, tuple[float, float]]:
         """Run this rank's part of an update plan; metrics are (sum, count) pairs."""
-        return self.actor.update(steps, training_step)
+        with stack_after(self._patience):
+            return self.actor.update(steps, training_step)
 
     def usage(self) -> RankUsage:
         """Time, operations and memory since the last call."""
@@ -181,3 +188,17 @@ class JudgeWorker:
     def self_test(self) -> SelfTestReport:
         """What it makes of plain facts."""
         return self_test(self._judge)
+
+    def memory(self) -> list[dict[str, int]]:
+        """Bytes that each GPU worker of the judge holds; empty for a judge without any."""
+        return self._judge.memory() if isinstance(self._judge, VllmJudge) else []
+
+    def sleep(self) -> None:
+        """Give a GPU's memory back, where the judge has any."""
+        if isinstance(self._judge, VllmJudge):
+            self._judge.sleep()
+
+    def wake(self) -> None:
+        """Take the GPU's memory again."""
+        if isinstance(self._judge, VllmJudge):
+            self._judge.wake()

@@ -12,7 +12,7 @@ from typing import cast
 
 from delta_belief_rl.config.schema import RunConfig, lookup
 
-JUDGES = ("world", "hf")
+JUDGES = ("world", "hf", "vllm")
 """Judges (``judge_rollout.name``, after ``auto`` is settled)."""
 ENVIRONMENTS = ("twenty_questions",)
 
@@ -47,12 +47,6 @@ def _splits_hf(config: RunConfig) -> bool:
     return rollout.name == "hf" and (rollout.tensor_model_parallel_size or 1) > 1
 
 
-def _splits_vllm(config: RunConfig) -> bool:
-    actor = config.actor_rollout_ref
-    parallel = actor.rollout.tensor_model_parallel_size or actor.ngpus or 1
-    return actor.rollout.name == "vllm" and actor.ngpus != 0 and parallel > 1
-
-
 GAPS: tuple[Gap, ...] = (
     Gap("plugins", lambda c: bool(c.plugins), "set plugins=[]"),
     Gap(
@@ -77,12 +71,6 @@ GAPS: tuple[Gap, ...] = (
         "actor_rollout_ref.rollout.tensor_model_parallel_size",
         _splits_hf,
         "the hf engine runs whole on one device: "
-        "set actor_rollout_ref.rollout.tensor_model_parallel_size=1",
-    ),
-    Gap(
-        "actor_rollout_ref.rollout.tensor_model_parallel_size",
-        _splits_vllm,
-        "each GPU of the policy has an engine of its own: "
         "set actor_rollout_ref.rollout.tensor_model_parallel_size=1",
     ),
     Gap(

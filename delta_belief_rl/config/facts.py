@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
+from delta_belief_rl.config.checkpoints import Checkpoint, read_checkpoint
 from delta_belief_rl.config.gpus import lowest_capability, read_gpus
 from delta_belief_rl.config.paths import (
     PACKAGE,
@@ -105,6 +106,9 @@ class Facts:
         cores: CPU cores that this process may use.
         gpus: GPUs that this process may use.
         missing: Files and model folders that the configuration names and that do not exist.
+        no_models: Folders that it names as models and that hold none.
+        checkpoint: What the policy's folder says of its weights; None where it is not here.
+        judge_checkpoint: Likewise of the judge's.
         alloc_conf: Value of PYTORCH_CUDA_ALLOC_CONF.
         overlaps: Secrets that two sets of tasks share.
         capability: Compute capability that every GPU of the job has.
@@ -119,6 +123,9 @@ class Facts:
     missing: tuple[str, ...] = ()
     model: ModelShape | None = None
     judge_model: ModelShape | None = None
+    no_models: tuple[str, ...] = ()
+    checkpoint: Checkpoint | None = None
+    judge_checkpoint: Checkpoint | None = None
     alloc_conf: str = ""
     overlaps: tuple[Overlap, ...] = ()
     capability: tuple[int, int] | None = None
@@ -150,9 +157,17 @@ def gather_facts(
     asks = gpus > 0 and "vllm" in (config.actor_rollout_ref.rollout.name, config.judge_rollout.name)
     folder = _model_folder(config.actor_rollout_ref.model.path)
     judge_folder = _model_folder(config.judge_rollout.model.path)
-    for path in (config.actor_rollout_ref.model.path, config.judge_rollout.model.path):
+    checkpoint = read_checkpoint(folder) if folder else None
+    judge_checkpoint = read_checkpoint(judge_folder) if judge_folder else None
+    no_models: list[str] = []
+    for path, found in (
+        (config.actor_rollout_ref.model.path, checkpoint),
+        (config.judge_rollout.model.path, judge_checkpoint),
+    ):
         if _looks_local(path) and not find_file(path).exists():
             missing.append(path)
+        elif _looks_local(path) and find_file(path).is_dir() and found is None:
+            no_models.append(path)
     return Facts(
         num_train_tasks=_limit(train, data.sample_count.train),
         num_val_tasks=_limit(val, data.sample_count.val),
@@ -162,6 +177,9 @@ def gather_facts(
         missing=tuple(missing),
         model=read_shape(folder) if folder else None,
         judge_model=read_shape(judge_folder) if judge_folder else None,
+        no_models=tuple(no_models),
+        checkpoint=checkpoint,
+        judge_checkpoint=judge_checkpoint,
         alloc_conf=os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""),
         overlaps=find_overlaps(config) if find_overlaps and data.world is None else (),
         capability=lowest_capability(read_gpus()) if asks else None,

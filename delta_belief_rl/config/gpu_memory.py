@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from delta_belief_rl.config.facts import ModelShape
 from delta_belief_rl.config.gpus import Gpu
 from delta_belief_rl.config.memory import GIB, show_bytes
 from delta_belief_rl.config.plan import Placement, Plan
+from delta_belief_rl.config.schema_actor import Rollout
+from delta_belief_rl.config.schema_judge import JudgeEngine
 from delta_belief_rl.types import UserError
 
 IDLE_BYTES = GIB
@@ -23,13 +26,97 @@ class Need:
 
 
 def check_gpus(plan: Plan, gpus: Sequence[Gpu]) -> None:
-    """Refuse to load models onto a GPU that somebody else holds too much of.
+    """Refuse to load models onto a GPU that is too small, or that others hold too much of.
 
     Raises:
         UserError: The first such GPU, with what the plan needs there and who holds it.
     """
-    for sentence in gpu_problems(plan, gpus):
+    for sentence in (*size_problems(plan, gpus), *gpu_problems(plan, gpus)):
         raise UserError(sentence)
+
+
+def size_problems(plan: Plan, gpus: Sequence[Gpu]) -> Iterator[str]:
+    """One sentence for each process of the plan that no empty GPU of this kind could hold.
+
+    Only what is exact counts: weights, the state of their optimizer, and a cache of the size that
+    was asked for or that a single sequence needs.
+    """
+    config = plan.config
+    by_number = {gpu.index: gpu for gpu in gpus}
+    for place in plan.placements:
+        gpu = by_number.get(place.gpus[0]) if place.gpus else None
+        if gpu is None:
+            continue
+        if place.pool == "actor":
+            yield from _rank_size(plan, place, gpu)
+        elif place.pool == "engine" and config.actor_rollout_ref.rollout.name == "vllm":
+            data, rollout = config.data, config.actor_rollout_ref.rollout
+            tokens = rollout.max_model_len or data.max_prompt_length + data.max_response_length
+            who = f"policy engine {place.replica}"
+            load = _Load(who, "actor_rollout_ref", rollout, tokens, plan.facts.model, None)
+            yield from _engine_size(load, len(place.gpus), gpu)
+        elif place.pool == "judge" and config.judge_rollout.name == "vllm":
+            judge, facts = config.judge_rollout.rollout, plan.facts
+            tokens = judge.max_model_len or judge.prompt_length + judge.response_length
+            found = facts.judge_checkpoint
+            stored = found.weight_bytes if found is not None else None
+            packed = judge.quantization or (found is not None and found.quantisation is not None)
+            shape = None if packed and stored is None else facts.judge_model
+            who = f"judge {place.replica}"
+            load = _Load(who, "judge_rollout", judge, tokens, shape, stored if packed else None)
+            yield from _engine_size(load, len(place.gpus), gpu)
+
+
+@dataclass(frozen=True, slots=True)
+class _Load:
+    """What an engine loads.
+
+    Attributes:
+        tokens: Of the longest sequence.
+        shape: None where the size of the weights is not known.
+        packed: Bytes of quantised weights; None for plain ones.
+    """
+
+    who: str
+    pool: str
+    engine: Rollout | JudgeEngine
+    tokens: int
+    shape: ModelShape | None
+    packed: int | None
+
+
+def _rank_size(plan: Plan, place: Placement, gpu: Gpu) -> Iterator[str]:
+    kept = sum(line.bytes for line in plan.memory[:2])
+    if kept > gpu.total:
+        yield (
+            f"GPU {gpu.index} ({gpu.name}) has {show_bytes(gpu.total)} and training rank "
+            f"{place.replica} keeps {show_bytes(kept)} there (weights and optimizer): raise "
+            "actor_rollout_ref.ngpus, or train a smaller model or a smaller adapter."
+        )
+
+
+def _engine_size(load: _Load, parallel: int, gpu: Gpu) -> Iterator[str]:
+    shape, engine = load.shape, load.engine
+    if shape is None:
+        return
+    width = 4 if engine.dtype == "float32" else 2
+    plain = shape.parameters() * width
+    weights = (plain if load.packed is None else load.packed) / parallel
+    heads = max(1, shape.kv_heads // parallel)
+    sequence = 2 * shape.layers * heads * shape.head_dim * width * load.tokens
+    setting, share = f"{load.pool}.rollout.gpu_memory_utilization", engine.gpu_memory_utilization
+    if engine.kv_cache_memory_bytes is None:
+        cache, room, limit = float(sequence), share * gpu.total, f"{setting}={share:g} leaves it"
+    else:
+        cache, room, limit = float(engine.kv_cache_memory_bytes), float(gpu.total), "there are"
+    if weights + cache > room:
+        yield (
+            f"GPU {gpu.index} ({gpu.name}, {show_bytes(gpu.total)}) has too little memory for "
+            f"{load.who}: its weights take {show_bytes(weights)} and its key-value cache at least "
+            f"{show_bytes(cache)}, but {limit} {show_bytes(room)}; give it more, split it over "
+            f"more GPUs ({load.pool}.rollout.tensor_model_parallel_size), or give a smaller or a "
+            "quantised model."
+        )
 
 
 def gpu_problems(plan: Plan, gpus: Sequence[Gpu]) -> Iterator[str]:

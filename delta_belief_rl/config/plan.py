@@ -10,9 +10,15 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from delta_belief_rl.config.engine_memory import (
+    EngineNeeds,
+    judge_engine_needs,
+    policy_engine_needs,
+)
 from delta_belief_rl.config.facts import Facts
 from delta_belief_rl.config.memory import MemoryLine, estimate_judge_memory, estimate_memory
 from delta_belief_rl.config.published import published_file
+from delta_belief_rl.config.rules_models import model_problems
 from delta_belief_rl.config.schema import RunConfig
 from delta_belief_rl.types import UserError
 
@@ -51,6 +57,7 @@ class Plan:
         threads: CPU threads of the policy.
         steps_per_epoch: None where the number of training tasks is not known.
         total_steps: Training steps; 0 for an evaluation, None where not known.
+        engine_needs, judge_needs: Of one GPU of the vLLM engines; None without such an engine.
         tokens_per_micro_batch: Bound on the tokens of one forward and backward pass on one GPU.
         val_games: Games of one validation, greedy ones included.
         problems: One sentence each.
@@ -73,6 +80,8 @@ class Plan:
     val_games: int | None
     memory: tuple[MemoryLine, ...]
     judge_memory: tuple[MemoryLine, ...]
+    engine_needs: EngineNeeds | None
+    judge_needs: EngineNeeds | None
     problems: tuple[str, ...]
 
     def steps(self, start: int = 0) -> range:
@@ -150,6 +159,8 @@ def make_plan(config: RunConfig, facts: Facts) -> Plan:
         val_games=None if facts.num_val_tasks is None else facts.num_val_tasks * val_each,
         memory=estimate_memory(config, facts.model, actor_gpus, tokens),
         judge_memory=estimate_judge_memory(config, facts.judge_model),
+        engine_needs=policy_engine_needs(config, facts.model),
+        judge_needs=judge_engine_needs(config, facts.judge_model),
         problems=tuple(_problems(config, facts, gpus, actor_gpus, per_epoch)),
     )
 
@@ -215,11 +226,16 @@ def _judges(config: RunConfig, first: int) -> Iterator[Placement]:
                 "judge", replica, (), f"{judge.name} judge" + (f", {source}" if source else "")
             )
         return
-    pool = judge.ngpus or 0
+    quantised = f", {judge.rollout.quantization}" if judge.rollout.quantization else ""
+    if not judge.ngpus:
+        for replica in range(judge.replicas):
+            yield Placement("judge", replica, (), f"vllm judge, {judge.model.path}{quantised}")
+        return
+    pool = judge.ngpus
     parallel = judge.rollout.tensor_model_parallel_size or pool
-    for replica in range(pool // parallel if parallel else 0):
-        start = first + replica * parallel
-        quantised = f", {judge.rollout.quantization}" if judge.rollout.quantization else ""
+    blocks = [block for block in range(pool // parallel) for _ in range(judge.replicas)]
+    for replica, block in enumerate(blocks):
+        start = first + block * parallel
         yield Placement(
             "judge",
             replica,
@@ -239,6 +255,7 @@ def _problems(
 ) -> Iterator[str]:
     for path in facts.missing:
         yield f"{path} does not exist: {_cure(path)}."
+    yield from model_problems(config, facts, actor_gpus)
     remote = config.ray_init.address != "local" or config.trainer.nnodes > 1
     if gpus > facts.gpus and not remote:
         yield (

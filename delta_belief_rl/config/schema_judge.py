@@ -116,7 +116,12 @@ class JudgeRollout:
         None,
         "GPUs of the pool; 0 for every judge but vllm and hf. null is 0, or 1 for vllm.",
     )
-    replicas: int = opt(1, "Replicas of a judge that runs on CPUs.", new=True)
+    replicas: int = opt(
+        1,
+        "Replicas of a judge on CPUs; on GPUs the vllm replicas that share each block of "
+        "tensor_model_parallel_size GPUs, each with rollout.gpu_memory_utilization of it.",
+        new=True,
+    )
     share_actor_gpu: bool = opt(
         False, "Place the judge on the policy's GPUs; memory shares must fit together.", new=True
     )

@@ -76,6 +76,14 @@ VERSION: str = vllm.__version__
 
 _LAST_MOMENT = 0.05
 """Seconds."""
+_KEPT_REASON = 300
+"""Characters of vLLM's own complaint."""
+
+NAMES = {
+    "actor_rollout_ref": "actor_rollout_ref.rollout.name",
+    "judge_rollout": "judge_rollout.name",
+}
+"""Settings that choose the engine of a pool."""
 
 FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
@@ -114,7 +122,8 @@ class VllmEngine:
             version: Stamped on the completions of an engine without adapters.
 
         Raises:
-            UserError: vLLM is too old or too new, or an argument does not go with this engine.
+            UserError: vLLM is too old or too new, an argument does not go with this engine, or
+                vLLM does not start with it.
         """
         check_vllm_version(VERSION)
         settled = engine_arguments(arguments, lora)
@@ -125,7 +134,16 @@ class VllmEngine:
             args = AsyncEngineArgs(**settled)  # type: ignore[arg-type]
         except TypeError as error:
             raise UserError(f"vLLM {VERSION} does not take an argument: {error}.") from error
-        engine = cls(AsyncLLM.from_engine_args(args), lora, version)
+        try:
+            llm = AsyncLLM.from_engine_args(args)
+        except (ValueError, RuntimeError) as error:
+            reason = " ".join(str(error).split())[:_KEPT_REASON].rstrip(".")
+            raise UserError(
+                f"vLLM {VERSION} did not start with {settled['model']!r} ({reason}): see its own "
+                "messages above; where memory is short, lower rollout.gpu_memory_utilization or "
+                "rollout.kv_cache_memory_bytes of its pool."
+            ) from error
+        engine = cls(llm, lora, version)
         (names, *_) = await engine._call(engine._llm.collective_rpc("policy_prepare"))
         engine._adaptable = frozenset(names)
         return engine
@@ -314,6 +332,15 @@ class VllmEngine:
             prefilled_tokens=self._prefilled,
         )
 
+    async def memory(self) -> list[dict[str, int]]:
+        """Bytes that each worker holds: ``weights``, ``cache``, and ``reserved`` at most."""
+        return list(await self._call(self._llm.collective_rpc("policy_memory")))
+
+    async def kernels(self) -> dict[str, dict[str, int]]:
+        """Layers of the model by the kernel that they run, of the first worker."""
+        (found, *_) = await self._call(self._llm.collective_rpc("policy_kernels"))
+        return found
+
     @property
     def outstanding(self) -> int:
         """Requests and texts that wait for an answer."""
@@ -378,7 +405,7 @@ def option_names() -> frozenset[str]:
     return frozenset(field.name for field in dataclasses.fields(AsyncEngineArgs))
 
 
-def check_platform(device: str) -> None:
+def check_platform(device: str, pool: str = "actor_rollout_ref") -> None:
     """Demand a vLLM that is built for ``cpu`` or ``cuda``.
 
     Raises:
@@ -386,9 +413,9 @@ def check_platform(device: str) -> None:
     """
     if current_platform.device_type != device:
         raise UserError(
-            f"The installed vLLM runs on {current_platform.device_type or 'nothing here'}, the "
-            f"policy on {device}: install another build of it, or set "
-            "actor_rollout_ref.rollout.name=hf."
+            f"The installed vLLM runs on {current_platform.device_type or 'nothing here'}, "
+            f"{pool} on {device}: install another build of it, or set "
+            f"{NAMES[pool]}=hf."
         )
 
 

@@ -8,18 +8,15 @@ that any thread can ask and wait.
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import count
-from typing import Any, TypeVar
 
 from delta_belief_rl.engines.base import EngineHealth, FinishReason, GenRequest
+from delta_belief_rl.engines.own_loop import OwnLoop
 from delta_belief_rl.engines.text_engine import TextCompletion, TextRequest
 from delta_belief_rl.engines.vllm_engine import VllmEngine
 from delta_belief_rl.text.chat import ChatFormat
-
-T = TypeVar("T")
 
 _NUMBERS = count()
 
@@ -70,15 +67,8 @@ class VllmTextEngine:
 
     def __init__(self, arguments: Mapping[str, object], chat: ChatFormat) -> None:
         self._chat = chat
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._serve, name="vllm-text", daemon=True)
-        self._thread.start()
-        self._engine: VllmEngine | None = None
-        try:
-            self._engine = self._wait(VllmEngine.start(arguments))
-        finally:
-            if self._engine is None:
-                self.close()
+        self._loop = OwnLoop("vllm-text")
+        self._engine = self._loop.begin(VllmEngine.start(arguments))
 
     def generate(self, requests: Sequence[TextRequest]) -> list[TextCompletion]:
         """One completion for each request, in their order.
@@ -86,38 +76,31 @@ class VllmTextEngine:
         Raises:
             EngineFailure: The engine's process is gone.
         """
-        return self._wait(answer_all(self._ready, self._chat, requests))
+        return self._loop.wait(answer_all(self._engine, self._chat, requests))
 
     def sleep(self) -> None:
         """See ``VllmEngine.sleep``."""
-        self._wait(self._ready.sleep())
+        self._loop.wait(self._engine.sleep())
 
     def wake(self) -> None:
         """See ``VllmEngine.wake``."""
-        self._wait(self._ready.wake())
+        self._loop.wait(self._engine.wake())
+
+    def memory(self) -> list[dict[str, int]]:
+        """See ``VllmEngine.memory``."""
+        return self._loop.wait(self._engine.memory())
+
+    def kernels(self) -> dict[str, dict[str, int]]:
+        """See ``VllmEngine.kernels``."""
+        return self._loop.wait(self._engine.kernels())
 
     def health(self) -> EngineHealth:
         """What the engine says of itself."""
-        return self._ready.health()
+        return self._engine.health()
 
     def close(self) -> None:
         """End the engine and its thread; a second call does nothing."""
-        if self._loop.is_closed():
+        if self._loop.closed:
             return
-        if self._engine is not None:
-            self._wait(self._engine.shutdown())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
+        self._loop.wait(self._engine.shutdown())
         self._loop.close()
-
-    @property
-    def _ready(self) -> VllmEngine:
-        assert self._engine is not None, "the constructor has started it"
-        return self._engine
-
-    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
-
-    def _serve(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_forever()

@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from delta_belief_rl.engines.kernels import model_kernels
+
 OWNER = "DELTA_BELIEF_ENGINE_OWNER"
 """Environment variable with the process id of the engine's owner."""
 
@@ -38,6 +40,20 @@ class PolicyWorkerExtension:
             return []
         names = (_unpacked(manager, name) for name in manager.modules)
         return sorted(name for several in names for name in several)
+
+    def policy_kernels(self) -> dict[str, dict[str, int]]:
+        """Layers of the model by the kernel that they run."""
+        return model_kernels(self.model_runner.model)
+
+    def policy_memory(self) -> dict[str, int]:
+        """Bytes of the weights, of the key-value cache, and the most that PyTorch has reserved."""
+        caches = _tensors(getattr(self.model_runner, "kv_caches", ()))
+        on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
+        return {
+            "weights": int(getattr(self.model_runner, "model_memory_usage", 0)),
+            "cache": sum(cache.numel() * cache.element_size() for cache in caches),
+            "reserved": torch.cuda.max_memory_reserved() if on_gpu else 0,
+        }
 
     def policy_adapter_modules(self, adapter_id: int) -> list[str]:
         """Modules that a loaded adapter changes here, by the names of the base model."""
@@ -91,6 +107,16 @@ class _Tempered:
             scale = torch.where(greedy, torch.ones_like(self._temperature), self._temperature)
             logits = logits.float() / scale[:, None]
         return logits.log_softmax(dim=-1, dtype=torch.float32)
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    """The distinct tensors of a list, of lists or of a mapping."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = list(value.values())
+    found = {part.data_ptr(): part for item in value for part in _tensors(item)}
+    return list(found.values())
 
 
 def _manager(model_runner: Any) -> Any:

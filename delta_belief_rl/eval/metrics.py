@@ -153,9 +153,7 @@ def _rates(
     return out
 
 
-def _part(
-    groups: Sequence[Group], part: str, rule: str, draws: int, seed: int
-) -> dict[str, float]:
+def _part(groups: Sequence[Group], part: str, rule: str, draws: int, seed: int) -> dict[str, float]:
     """Size, rates and pass@k of some of the secrets, under names that end in ``/part``."""
     size = len({group.task.id for group in groups})
     out = {f"val-core/secrets/{part}": float(size)}

@@ -13,6 +13,7 @@ from delta_belief_rl.envs.worlds.table import load_world
 from delta_belief_rl.judge.llm_judge import LlmJudge, LlmJudgeSettings
 from delta_belief_rl.judge.prompts import JudgeMode
 from delta_belief_rl.judge.rules_judge import WorldJudge
+from delta_belief_rl.judge.vllm_judge import VllmJudge, VllmJudgeSettings
 from delta_belief_rl.models.loading import load_causal_lm, load_tokenizer
 from delta_belief_rl.text.chat import ChatFormat
 
@@ -49,17 +50,20 @@ class HfJudgeSettings:
     num_threads: int | None = None
 
 
-JudgeSettings = WorldJudgeSettings | HfJudgeSettings
+JudgeSettings = WorldJudgeSettings | HfJudgeSettings | VllmJudgeSettings
 
 
 def build_judge(settings: JudgeSettings) -> Judge:
     """The judge that the settings describe.
 
     Raises:
-        UserError: The world or the model cannot be loaded, or the model has no chat template.
+        UserError: The world or the model cannot be loaded, the model has no chat template, or the
+            engine cannot be started with these settings.
     """
     if isinstance(settings, WorldJudgeSettings):
         return WorldJudge(load_world(settings.world))
+    if isinstance(settings, VllmJudgeSettings):
+        return VllmJudge(settings, judge_chat(settings.model_path, settings.asked.mode))
     if settings.num_threads:
         torch.set_num_threads(settings.num_threads)
     chat = judge_chat(settings.model_path, settings.asked.mode)

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from peft import LoraConfig, PeftModel, get_peft_model
 
+from delta_belief_rl.models.low_rank import LoraLinear
 from delta_belief_rl.types import UserError
 
 AdapterArrays = dict[str, NDArray[np.float32]]
@@ -74,6 +75,7 @@ def add_lora(
         bias="none",
         task_type="CAUSAL_LM",
     )
+    config._register_custom_module({torch.nn.Linear: LoraLinear})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:

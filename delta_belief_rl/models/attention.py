@@ -3,9 +3,9 @@
 It is registered with transformers' attention interface, so any model that uses that interface can
 run it. The mode is chosen by what is passed to ``model(...)``:
 
-* ``packed=PackedInput``: ``input_ids`` and ``position_ids`` are one packed row ``[1, T]``; queries,
-  keys and values are spread to ``[S, H, L, D]`` for attention only, so that no other layer computes
-  on padding.
+* ``packed=PackedInput``: ``input_ids`` and ``position_ids`` are one packed row ``[1, T]``. A ragged
+  pack is attended to as it lies (``models.varlen``); else queries, keys and values are spread to
+  ``[S, H, L, D]`` for attention only, so that no other layer computes on padding.
 * ``slots=SlotBatch``: inference with a key-value store of fixed slots, one slot per running game.
 * neither: plain scaled-dot-product attention, so that generic callers keep working.
 
@@ -17,6 +17,7 @@ of a pack, ``L`` longest segment, ``T`` packed tokens, ``B`` rows of a slot batc
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from delta_belief_rl.models.packed import PackedInput
+from delta_belief_rl.models.varlen import attend
 from delta_belief_rl.types import UserError
 
 ATTENTION_NAME = "delta_belief"
@@ -229,6 +231,10 @@ def _packed(
     dropout: float,
 ) -> torch.Tensor:
     """``[1, H, T, D] -> [1, T, H, D]``."""
+    if packed.ragged is not None:
+        assert not dropout
+        query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))
+        return attend(query, key, value, packed.ragged, scaling)[None]
     query, key, value = (_spread(x, packed) for x in (query, key, value))
     trunk = packed.trunk
     # Padding lies behind a trunk's last token, so that no real token sees it.
@@ -242,19 +248,31 @@ def _packed(
         enable_gqa=key.shape[1] != query.shape[1],
     )
     if packed.mask is not None:
-        # No fused kernel takes a mask and grouped heads together, so the heads are repeated here.
-        repeats = query.shape[1] // key.shape[1]
-        branches = F.scaled_dot_product_attention(
-            query[:, :, trunk:],
-            key.repeat_interleave(repeats, dim=1),
-            value.repeat_interleave(repeats, dim=1),
-            attn_mask=packed.mask,
-            dropout_p=dropout,
-            scale=scaling,
-        )
+        branches = _branches(query[:, :, trunk:], key, value, packed.mask, scaling, dropout)
         out = torch.cat((out, branches), dim=2)
     flat = out.transpose(1, 2).reshape(-1, *out.shape[1::2])
     return (flat if packed.full else flat.index_select(0, packed.scatter))[None]
+
+
+def _branches(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor,
+    scaling: float | None,
+    dropout: float,
+) -> torch.Tensor:
+    """``[S, H, q, D] -> [S, H, q, D]`` of the tokens of branches, over all cells of a row."""
+    attend_to = partial(F.scaled_dot_product_attention, dropout_p=dropout, scale=scaling)
+    repeats = query.shape[1] // key.shape[1]
+    # No fused kernel takes a mask and grouped heads together.
+    if not query.is_cuda:
+        key, value = (x.repeat_interleave(repeats, dim=1) for x in (key, value))
+        return attend_to(query, key, value, attn_mask=mask)
+    # The heads that share a key head go behind one another as queries: no key is copied.
+    grouped = query.reshape(len(query), key.shape[1], -1, query.shape[-1])
+    out = attend_to(grouped, key, value, attn_mask=mask.repeat(1, 1, repeats, 1))
+    return out.reshape(query.shape)
 
 
 def _spread(states: torch.Tensor, packed: PackedInput) -> torch.Tensor:

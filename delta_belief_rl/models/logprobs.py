@@ -2,12 +2,15 @@
 
 The model's trunk runs once; the output head and the log-softmax run on the chosen rows only, in
 chunks, in float32. With gradients on, each chunk is recomputed in the backward pass, so that no
-chunk's logits are kept.
+chunk's logits are kept. On a GPU a kernel of our own reads them (``models.fused_head``).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -125,16 +128,12 @@ def score_rows(
     head = model.get_output_embeddings()
     sources = source_positions.to(hidden.device)
     targets = target_ids.to(hidden.device)
-    keep_graph = torch.is_grad_enabled() and hidden.requires_grad
+    score = _chunk_scorer(head, hidden, temperature, with_entropy)
     logps: list[torch.Tensor] = []
     entropies: list[torch.Tensor] = []
     for start in range(0, len(sources), chunk):
         rows = hidden.index_select(0, sources[start : start + chunk])
-        args = (head, rows, targets[start : start + chunk], temperature, with_entropy)
-        if keep_graph:
-            logp, entropy = checkpoint(_score_chunk, *args, use_reentrant=False)  # type: ignore[misc]
-        else:
-            logp, entropy = _score_chunk(*args)
+        logp, entropy = score(rows, targets[start : start + chunk])
         logps.append(logp)
         entropies.append(entropy)
     if not logps:
@@ -143,12 +142,29 @@ def score_rows(
     return TokenScores(torch.cat(logps), torch.cat(entropies) if with_entropy else None)
 
 
+_Scorer = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+
+
+def _chunk_scorer(
+    head: torch.nn.Module, hidden: torch.Tensor, temperature: float, with_entropy: bool
+) -> _Scorer:
+    """``(rows [n, hidden], targets [n]) -> (logp [n], entropy [n])`` for one chunk."""
+    if _multiplies_half(head, hidden) and find_spec("triton") is not None:
+        from delta_belief_rl.models.fused_head import fused_scores
+
+        return lambda rows, targets: fused_scores(rows, head.weight, targets, temperature)  # type: ignore[arg-type]
+    score = partial(_score_chunk, head, temperature, with_entropy)
+    if torch.is_grad_enabled() and hidden.requires_grad:
+        return partial(checkpoint, score, use_reentrant=False)  # type: ignore[return-value]
+    return score
+
+
 def _score_chunk(
     head: torch.nn.Module,
-    rows: torch.Tensor,
-    targets: torch.Tensor,
     temperature: float,
     with_entropy: bool,
+    rows: torch.Tensor,
+    targets: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     logits = output_logits(head, rows) / temperature
     log_norm = torch.logsumexp(logits, dim=-1)
@@ -165,14 +181,20 @@ def output_logits(head: torch.nn.Module, rows: torch.Tensor) -> torch.Tensor:
     On a GPU a half-precision product is accumulated in float32 and *kept* so: rounding a logit of
     20 to bfloat16 costs up to 0.06 nats, as much as many a turn's change of belief.
     """
-    weight = getattr(head, "weight", None)
-    plain = (
-        isinstance(head, torch.nn.Linear) and type(head) is torch.nn.Linear and head.bias is None
-    )
-    half = rows.is_cuda and rows.dtype in (torch.bfloat16, torch.float16)
-    if plain and half and isinstance(weight, torch.Tensor) and weight.dtype == rows.dtype:
-        return _Float32Product.apply(rows, weight)  # type: ignore[no-any-return]
+    if _multiplies_half(head, rows):
+        return _Float32Product.apply(rows, head.weight)  # type: ignore[no-any-return]
     return head(rows).float()
+
+
+def _multiplies_half(head: torch.nn.Module, rows: torch.Tensor) -> bool:
+    """Whether the head is a mere product of half-precision matrices on a GPU."""
+    return (
+        type(head) is torch.nn.Linear
+        and head.bias is None
+        and rows.is_cuda
+        and rows.dtype in (torch.bfloat16, torch.float16)
+        and head.weight.dtype == rows.dtype
+    )
 
 
 class _Float32Product(torch.autograd.Function):

@@ -2,10 +2,11 @@
 
 A *segment* is a trunk (one game) and any number of *branches*. A branch hangs at a prefix length of
 its trunk: it sees the trunk's first ``point`` tokens and its own earlier tokens, and nothing else.
-All linear and feed-forward layers work on the packed row ``[1, T]``, which has no padding; only
-attention spreads the row over ``[S, L]``: one row per segment, its trunk in the first ``trunk``
-cells and the tokens of its branches in the others. Trunks are plainly causal, so a mask exists for
-the tokens of branches alone.
+All linear and feed-forward layers work on the packed row ``[1, T]``, which has no padding. So does
+attention where a kernel for sequences of any lengths runs (``models.varlen``) and no segment has
+branches. Else attention spreads the row over ``[S, L]``: one row per segment, its trunk in the
+first ``trunk`` cells and the tokens of its branches in the others. Trunks are plainly causal, so a
+mask exists for the tokens of branches alone.
 
 Legend: ``S`` segments, ``L`` cells of a row, ``T`` tokens of all segments.
 """
@@ -51,6 +52,19 @@ class PackSegment:
 
 
 @dataclass(frozen=True, slots=True)
+class Ragged:
+    """Segments without branches as they lie in the packed row.
+
+    Attributes:
+        starts: ``[S + 1]`` int32, where each begins.
+        longest: Tokens of the longest.
+    """
+
+    starts: torch.Tensor
+    longest: int
+
+
+@dataclass(frozen=True, slots=True)
 class PackedInput:
     """What ``model(input_ids=..., position_ids=..., packed=...)`` needs.
 
@@ -67,6 +81,7 @@ class PackedInput:
         trunk_lengths: ``[S]``.
         branch_starts: Per segment, where each branch begins in the packed row.
         branch_points: Per segment, the prefix length at which each branch hangs.
+        ragged: For attention without padding; None where the row has to be spread.
     """
 
     input_ids: torch.Tensor
@@ -80,6 +95,7 @@ class PackedInput:
     trunk_lengths: IntArray
     branch_starts: tuple[IntArray, ...]
     branch_points: tuple[IntArray, ...]
+    ragged: Ragged | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -131,12 +147,15 @@ class PackedInput:
         return np.where(offsets == 0, before, inside)
 
 
-def pack(segments: Sequence[PackSegment], device: torch.device | str = "cpu") -> PackedInput:
+def pack(
+    segments: Sequence[PackSegment], device: torch.device | str = "cpu", ragged: bool = False
+) -> PackedInput:
     """Lay segments side by side and prepare attention's index maps and mask.
 
     Args:
         segments: At least one, none without tokens in its trunk.
         device: Where the tensors go.
+        ragged: Attention may go without padding (``models.varlen.runs_ragged``).
 
     Returns:
         The packed input.
@@ -170,6 +189,10 @@ def pack(segments: Sequence[PackSegment], device: torch.device | str = "cpu") ->
             torch.from_numpy(_spread(limit, scatter, shape, 0)).to(device),
             trunk,
         )
+    flat = None
+    if ragged and mask is None:
+        bounds = torch.from_numpy(starts.astype(np.int32)).to(device)
+        flat = Ragged(bounds, longest=trunk)
     return PackedInput(
         input_ids=torch.from_numpy(ids)[None].to(device),
         position_ids=torch.from_numpy(positions)[None].to(device),
@@ -188,6 +211,7 @@ def pack(segments: Sequence[PackSegment], device: torch.device | str = "cpu") ->
             np.array([branch.point for branch in segment.branches], dtype=np.int64)
             for segment in segments
         ),
+        ragged=flat,
     )
 
 

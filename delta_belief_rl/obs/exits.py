@@ -9,8 +9,9 @@ TERMINATED = 128 + signal.SIGTERM
 """Exit status of a process that was asked to end, as a shell counts it."""
 
 CHECK_FAILED = 1
-"""Exit status of a run that stopped because engine and trainer gave different numbers, or because
-no judge was left. A new start loads everything anew from the checkpoint, which may mend it."""
+"""Exit status of a run that stopped because engine and trainer gave different numbers, because no
+judge was left, or because a training rank died or hung. A new start loads everything anew from the
+checkpoint, which may mend it."""
 
 COLLAPSED = 3
 """Exit status of a run that stopped itself. Starting it again would end it in the same place, so

@@ -33,6 +33,7 @@ from delta_belief_rl.belief.branched import (
     score_beliefs,
 )
 from delta_belief_rl.models.flops import ModelSize, update_flops
+from delta_belief_rl.models.liger import apply_liger
 from delta_belief_rl.models.loading import (
     adapter_names,
     adapter_state,
@@ -44,8 +45,9 @@ from delta_belief_rl.models.loading import (
     use_adapter,
 )
 from delta_belief_rl.models.logprobs import token_logprobs
-from delta_belief_rl.models.packed import PackSegment, pack
+from delta_belief_rl.models.packed import PackedInput, PackSegment, pack
 from delta_belief_rl.models.slow import update_slow
+from delta_belief_rl.models.varlen import runs_ragged
 from delta_belief_rl.trainer.optimizer import (
     OptimizerSettings,
     build_optimizer,
@@ -89,6 +91,7 @@ class ActorSettings:
         views: Models whose log-probs of the games' own tokens are wanted beside the policy's.
         beliefs: Models whose beliefs are wanted.
         score_tokens: Token budget of one forward of the score pass.
+        use_liger: On a GPU, use Liger kernels where they are installed and fit the model.
         old_is_new: The batch is used for one optimizer step, so the old policy is the current one.
     """
 
@@ -102,6 +105,7 @@ class ActorSettings:
     dtype: str = "float32"
     num_threads: int | None = None
     gradient_checkpointing: bool = False
+    use_liger: bool = False
     grad_clip: float = 1.0
     temperature: float = 1.0
     entropy_coeff: float = 0.0
@@ -140,9 +144,18 @@ class AdapterSnapshot:
 
 
 class PolicyActor:
-    """One training rank."""
+    """One training rank.
 
-    def __init__(self, settings: ActorSettings, rank: int = 0, world_size: int = 1) -> None:
+    Args:
+        settings: What it needs to know.
+        rank: Its number.
+        world_size: How many there are.
+        base: The loaded base model; None loads ``settings.model_path``.
+    """
+
+    def __init__(
+        self, settings: ActorSettings, rank: int = 0, world_size: int = 1, base: Any = None
+    ) -> None:
         if settings.num_threads:
             torch.set_num_threads(settings.num_threads)
         torch.manual_seed(settings.seed)
@@ -151,12 +164,18 @@ class PolicyActor:
         self.device = torch.device(settings.device)
         self.version = 0
         self._meter = UsageMeter(self.device)
-        self.model = self._build()
+        if base is None:
+            dtype = getattr(torch, settings.dtype)
+            base = load_causal_lm(settings.model_path, dtype, self.device)
+        self.model = self._build(base)
         self.optimizer = build_optimizer(self.model.parameters(), settings.optimizer)
 
-    def _build(self) -> Any:
+    def _build(self, model: Any) -> Any:
         settings = self.settings
-        model = load_causal_lm(settings.model_path, getattr(torch, settings.dtype), self.device)
+        if settings.use_liger and self.device.type == "cuda":
+            reason = apply_liger(model)
+            if reason and self.rank == 0:
+                print(reason, file=sys.stderr)
         lora = settings.adapter
         if lora.rank:
             model.requires_grad_(False)
@@ -244,7 +263,9 @@ class PolicyActor:
         A sharded model needs every rank in every forward, so a rank with fewer passes than another
         makes up for them with a stand-in (A19).
         """
-        parts = plan_passes([_num_tokens(game) for game in games], self.settings.score_tokens)
+        lengths = [_num_tokens(game) for game in games]
+        padded = not runs_ragged(self.model)
+        parts = plan_passes(lengths, self.settings.score_tokens, padded)
         # Agreed before the first forward: later, this collective would meet another rank's forward.
         missing = self._most(len(parts)) - len(parts)
         results: dict[int, Result] = {}
@@ -265,7 +286,7 @@ class PolicyActor:
     def probe(self, token_ids: Sequence[int]) -> FloatArray:
         """Log-probs at temperature 1 of a fixed token sequence, ``[len(token_ids) - 1]``."""
         ids = np.asarray(token_ids, dtype=np.int64)
-        packed = pack([PackSegment(tuple(ids.tolist()))], self.device)
+        packed = self._pack([PackSegment(tuple(ids.tolist()))])
         positions = np.arange(1, len(ids))
         with torch.no_grad():
             scores = token_logprobs(
@@ -342,7 +363,7 @@ class PolicyActor:
     def _backward(self, batch: TrainBatch | None, denominators: Mapping[str, float]) -> Metrics:
         if batch is None or not batch.weight.any():
             # One token that is not trained: the same collectives, no contribution.
-            packed = pack([PackSegment((0, 0))], self.device)
+            packed = self._pack([PackSegment((0, 0))])
             one = torch.ones(1, dtype=torch.int64, device=self.device)
             loss = token_logprobs(self.model, packed, one * 0, one * 0).logp.sum() * 0.0
             loss.backward()
@@ -359,7 +380,7 @@ class PolicyActor:
     ) -> tuple[torch.Tensor, Metrics]:
         settings = self.settings
         games = [PackSegment(tuple(batch.token_ids[span].tolist())) for span in batch.games()]
-        packed = pack(games, self.device)
+        packed = self._pack(games)
         # Trunks only, so a token's index in the batch is its index in the packed row.
         index = np.flatnonzero((batch.turn_ids >= 0) & (batch.weight != 0))
         row_of = np.repeat(np.arange(batch.num_games), batch.lengths())
@@ -402,6 +423,9 @@ class PolicyActor:
             loss = loss + settings.kl_coef * term
             metrics |= kl_metrics
         return loss, metrics
+
+    def _pack(self, segments: Sequence[PackSegment]) -> PackedInput:
+        return pack(segments, self.device, runs_ragged(self.model))
 
     def _tensor(self, array: np.ndarray, dtype: torch.dtype | None = None) -> torch.Tensor:
         return torch.as_tensor(array, dtype=dtype, device=self.device)

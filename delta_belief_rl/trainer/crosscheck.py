@@ -167,6 +167,8 @@ async def cross_check(run: Services, played: Collected, step: int) -> Collected:
             "check/sampled_gap_max": sampled.largest,
         }
         if run.engine is not None and played.scores and POLICY in played.scores[0].beliefs:
+            # An engine that gave its memory to the score pass sleeps until it is told otherwise.
+            await run.engines.sync(run.policy)
             beliefs = await _belief_gap(run, run.engine, games, played.scores)
             check_beliefs(beliefs, bound, when)
             metrics |= {

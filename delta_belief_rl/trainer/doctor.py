@@ -1,4 +1,4 @@
-"""Does a configuration give numbers that can be trusted? Asked before a run, inside one process.
+"""Does a configuration give numbers that can be trusted? Asked before a run, without Ray.
 
 A check is a number and its bound. What engine and trainer are compared on is in
 ``trainer.doctor_engine``; here are the checks around it, and the order of all.
@@ -7,26 +7,29 @@ A check is a number and its bound. What engine and trainer are compared on is in
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
+from delta_belief_rl.config.availability import JUDGES
 from delta_belief_rl.config.schema import RunConfig
 from delta_belief_rl.config.versions import installed, needed, version_lines
+from delta_belief_rl.engines.pump import EngineFailure
 from delta_belief_rl.envs.worlds.table import load_world
 from delta_belief_rl.eval.judge_trial import ask_judge, report, world_questions
-from delta_belief_rl.judge.build import WorldJudgeSettings, build_judge
+from delta_belief_rl.judge.build import JudgeSettings, WorldJudgeSettings, build_judge
 from delta_belief_rl.judge.selftest import self_test
+from delta_belief_rl.judge.vllm_judge import VllmJudge
 from delta_belief_rl.trainer.doctor_engine import (
     Check,
     DoctorSettings,
     NoAnswer,
     Patient,
-    admit,
+    admitted,
     engine_checks,
 )
 from delta_belief_rl.trainer.judge_settings import judge_settings
-from delta_belief_rl.trainer.policy_engine import check_engine
+from delta_belief_rl.trainer.policy_engine import ENGINES
 from delta_belief_rl.trainer.settings import number_format
 from delta_belief_rl.types import UserError
 
@@ -36,6 +39,8 @@ LONG = 4000
 ENGINE_CHECKS = ("adapter", "sampled", "belief", "prefix")
 CHECKS = ("versions", "templates", *ENGINE_CHECKS, "judge")
 """Groups of checks; the name of a check begins with its group's."""
+SILENT = "sampled_tokens"
+"""The check that stands in for the others when the engine has stopped answering."""
 
 
 def examine(cfg: RunConfig, device: str, threads: int, settings: DoctorSettings) -> list[Check]:
@@ -56,30 +61,53 @@ def examine(cfg: RunConfig, device: str, threads: int, settings: DoctorSettings)
     if settings.games < 1 or settings.turns < 1:
         raise UserError("The doctor needs at least one game and one turn.")
     wanted = [name for name in CHECKS if name not in settings.skip]
+    judge = cfg.judge_rollout.name
     # What can be refused at once comes before anything is loaded.
-    if {"templates", *ENGINE_CHECKS} & {*wanted}:
-        check_engine(cfg.actor_rollout_ref.rollout.name)
-    if "judge" in wanted:
-        judge_settings(cfg, threads)
+    asked = judge_settings(cfg, threads) if "judge" in wanted and judge in JUDGES else None
     found = list(_versions(cfg, device)) if "versions" in wanted else []
-    if {"templates", *ENGINE_CHECKS} & {*wanted}:
-        patient = admit(cfg, device, threads, settings)
-        if "templates" in wanted:
-            found += _templates(patient)
-        if {*ENGINE_CHECKS} & {*wanted}:
-            # The others need what an earlier one has left behind, so all are made.
-            found += [one for one in _engine(patient) if _group(one.name) in wanted]
-    if "judge" in wanted:
-        found.append(_judge(cfg, threads))
+    found += _policy(cfg, device, threads, settings, wanted)
+    if device == "cuda":
+        # The judge may need what the policy has left.
+        torch.cuda.empty_cache()
+    if asked is not None:
+        found.append(_judge(cfg, asked))
+    elif "judge" in wanted:
+        found.append(_unknown("judge", f"judge_rollout.name={judge}"))
     found += [Check(name, None, note="left out by --skip") for name in CHECKS if name not in wanted]
     return found
+
+
+def _policy(
+    cfg: RunConfig, device: str, threads: int, settings: DoctorSettings, wanted: Sequence[str]
+) -> list[Check]:
+    """The checks of trainer and engine, which are gone when they are made."""
+    names = [name for name in ("templates", *ENGINE_CHECKS) if name in wanted]
+    engine = cfg.actor_rollout_ref.rollout.name
+    if engine not in ENGINES:
+        return [_unknown(name, f"actor_rollout_ref.rollout.name={engine}") for name in names]
+    if not names:
+        return []
+    found: list[Check] = []
+    with admitted(cfg, device, threads, settings) as patient:
+        if "templates" in names:
+            found += _templates(patient)
+        if {*ENGINE_CHECKS} & {*names}:
+            # The others need what an earlier one has left behind, so all are made.
+            found += [
+                one for one in _engine(patient) if _group(one.name) in names or one.name == SILENT
+            ]
+    return found
+
+
+def _unknown(name: str, setting: str) -> Check:
+    return Check(name, None, note=f"the doctor has no check of {setting}")
 
 
 def _engine(patient: Patient) -> Iterator[Check]:
     try:
         yield from engine_checks(patient)
-    except NoAnswer as error:
-        yield Check("sampled_tokens", False, note=str(error))
+    except (NoAnswer, EngineFailure) as error:
+        yield Check(SILENT, False, note=str(error))
 
 
 def _group(name: str) -> str:
@@ -122,9 +150,8 @@ def _templates(patient: Patient) -> Iterator[Check]:
     yield Check("templates_length", kept >= LONG, float(kept), float(LONG), "tokens at least")
 
 
-def _judge(cfg: RunConfig, threads: int) -> Check:
+def _judge(cfg: RunConfig, settings: JudgeSettings) -> Check:
     """Plain facts for a model; for the judge of a world, questions of its table."""
-    settings = judge_settings(cfg, threads)
     judge = build_judge(settings)
     if isinstance(settings, WorldJudgeSettings):
         world = load_world(settings.world)
@@ -135,8 +162,12 @@ def _judge(cfg: RunConfig, threads: int) -> Check:
         passed = right == 1.0 and not found.errors
         return Check("judge_table", passed, 1.0 - right, 0.0, "wrong", note)
     least = cfg.judge_rollout.self_test.min_accuracy
-    tested = self_test(judge)
-    wrong = 1.0 - tested.accuracy
-    return Check(
-        "judge_facts", tested.passes(least), wrong, 1.0 - least, "wrong", tested.sentence()
-    )
+    try:
+        tested = self_test(judge)
+    finally:
+        if isinstance(judge, VllmJudge):
+            judge.close()
+    wrong, note = 1.0 - tested.accuracy, tested.sentence()
+    if isinstance(judge, VllmJudge):
+        note = f"{note}; {judge.kernels}"
+    return Check("judge_facts", tested.passes(least), wrong, 1.0 - least, "wrong", note)

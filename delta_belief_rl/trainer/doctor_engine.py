@@ -1,6 +1,7 @@
 """Every number that engine and trainer both have, by every route there is.
 
-A training rank and a policy engine are made from a run's own settings. The rank's adapter is moved
+A training rank and a policy engine are made from a run's own settings; vLLM has a process of its
+own, as in a run. The rank's adapter is moved
 away from its start until the model visibly answers otherwise, because a new adapter changes
 nothing: with it, an engine that ignores adapters passes every comparison. Then a few conversations
 are sampled, with the environment's words made up, and their log-probs and beliefs are compared.
@@ -9,6 +10,7 @@ are sampled, with the environment's words made up, and their log-probs and belie
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -32,11 +34,9 @@ from delta_belief_rl.trainer.crosscheck import (
     sampled_gap,
     tail_beliefs,
 )
-from delta_belief_rl.trainer.policy_engine import EngineSettings, build_engine
+from delta_belief_rl.trainer.policy_engine import ENGINES, Opening
 from delta_belief_rl.trainer.settings import (
     actor_settings,
-    adapter_settings,
-    number_format,
     prior_exchange,
     sampling_params,
     template_options,
@@ -52,6 +52,7 @@ _DOUBLINGS = 24
 _CONTINUED = 8
 """Tokens of a turn that is sampled behind a finished conversation."""
 ROOM = 64
+"""Tokens that a conversation leaves free for a guess, or for a turn that is sampled behind it."""
 REPLIES = (("Yes", Verdict.YES), ("No", Verdict.NO))
 
 
@@ -119,14 +120,18 @@ class Patient:
         return Check(name, passed, value, bound, "nats", f"{text}; {note}" if note else text)
 
 
-def admit(cfg: RunConfig, device: str, threads: int, settings: DoctorSettings) -> Patient:
-    """Load tokenizer, training rank and engine.
+@contextmanager
+def admitted(
+    cfg: RunConfig, device: str, threads: int, settings: DoctorSettings
+) -> Iterator[Patient]:
+    """Tokenizer, engine and training rank, for the length of the block.
+
+    The engine is first: one that measures the free memory of its GPU finds it as in a run.
 
     Raises:
-        UserError: A model or a task file cannot be loaded, or the engine needs processes of its
-            own.
+        UserError: A model or a task file cannot be loaded, or the engine does not start.
     """
-    ref, data = cfg.actor_rollout_ref, cfg.data
+    ref = cfg.actor_rollout_ref
     chat = ChatFormat.from_tokenizer(
         load_tokenizer(ref.model.tokenizer_path or ref.model.path),
         template_options(cfg),
@@ -136,33 +141,21 @@ def admit(cfg: RunConfig, device: str, threads: int, settings: DoctorSettings) -
     asked = replace(
         actor_settings(cfg, device, 1, threads), beliefs=(POLICY,), views=(), old_is_new=True
     )
-    engine = build_engine(
-        ref.rollout.name,
-        EngineSettings(
-            model_path=ref.model.path,
-            adapter=adapter_settings(cfg),
-            device=device,
-            dtype=number_format(ref.actor.dtype, device),
-            max_sequences=2 * settings.games,
-            # Room for the turn that is sampled behind a finished conversation.
-            max_len=data.max_prompt_length + 2 * data.max_response_length + ROOM,
-            max_batch_tokens=ref.rollout.max_num_batched_tokens,
-            num_threads=threads,
-            seed=cfg.seed,
-        ),
-    )
-    return Patient(
-        cfg=cfg,
-        settings=settings,
-        chat=chat,
-        tasks=(tasks.train or tasks.val)[: settings.games],
-        elicit=elicitor(
-            chat, agg=cfg.multi_turn.logprob_reward.agg, exchange=prior_exchange(cfg, REPLIES[0][0])
-        ),
-        actor=PolicyActor(asked),
-        engine=engine,
-        bound=run_bound(cfg, device),
-    )
+    with ENGINES[ref.rollout.name](Opening(cfg, device, threads, 2 * settings.games)) as engine:
+        yield Patient(
+            cfg=cfg,
+            settings=settings,
+            chat=chat,
+            tasks=(tasks.train or tasks.val)[: settings.games],
+            elicit=elicitor(
+                chat,
+                agg=cfg.multi_turn.logprob_reward.agg,
+                exchange=prior_exchange(cfg, REPLIES[0][0]),
+            ),
+            actor=PolicyActor(asked),
+            engine=engine,
+            bound=run_bound(cfg, device),
+        )
 
 
 def engine_checks(patient: Patient) -> Iterator[Check]:
@@ -292,13 +285,22 @@ def _stale_prefix(patient: Patient, games: Sequence[Trajectory], name: str) -> C
     probe = _probe_ids(patient)
     sent = _move_adapter(patient, actor.probe(probe), probe)
     # One more turn with the old adapter, so that the engine has the whole beginning at hand.
+    read = engine.health().prefilled_tokens
     old = [_continued(patient, game, name, index) for index, game in enumerate(games)]
+    read = engine.health().prefilled_tokens - read
     engine.load_adapter(sent.state, sent.version)
     new = [_continued(patient, game, name, index) for index, game in enumerate(games)]
     after = sampled_gap(new, actor.score([ScoreRequest.of(game) for game in new]))
     stale = sampled_gap(old, actor.score([ScoreRequest.of(game) for game in old]))
     versions = {turn.adapter_version for game in new for turn in game.turns}
-    note = f"the adapter before differs by {stale.mean:.3g} nats on average"
+    tokens = sum(len(game.token_ids) for game in games)
+    if read >= tokens:
+        note = "no conversation fills a block of the engine's cache: raise --turns"
+        return Check("prefix_after_sync", None, note=note)
+    note = (
+        f"{tokens - read} of {tokens} tokens were cached; the adapter before differs by "
+        f"{stale.mean:.3g} nats on average"
+    )
     found = patient.gap("prefix_after_sync", after, note)
     telling = stale.mean > patient.bound.mean
     return replace(found, passed=bool(found.passed) and telling and versions == {sent.version})
@@ -361,7 +363,7 @@ def _request(
 ) -> GenRequest | None:
     """The next turn of a conversation; None where it has no room."""
     data = patient.cfg.data
-    room = min(data.max_response_length, data.max_prompt_length - len(ids))
+    room = min(data.max_response_length, data.max_prompt_length - ROOM - len(ids))
     if room < 1:
         return None
     drawn = replace(sampling, max_tokens=room, stop_token_ids=(patient.chat.eot_id,))

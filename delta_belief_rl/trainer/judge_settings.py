@@ -11,8 +11,20 @@ from delta_belief_rl.judge.build import HfJudgeSettings, JudgeSettings, WorldJud
 from delta_belief_rl.judge.llm_judge import LlmJudgeSettings
 from delta_belief_rl.judge.pool import JudgePoolSettings
 from delta_belief_rl.judge.prompts import JudgeMode
+from delta_belief_rl.judge.vllm_judge import VllmJudgeSettings
 from delta_belief_rl.trainer.settings import number_format
 from delta_belief_rl.types import UserError
+
+VLLM_CALL = 16
+"""Questions of one call to a vLLM judge: few, because a call waits for its slowest answer."""
+
+
+def judge_calls(cfg: RunConfig) -> int:
+    """Calls that one replica works on at a time; vLLM batches what several calls bring."""
+    if cfg.judge_rollout.name != "vllm":
+        return 1
+    pool = pool_settings(cfg)
+    return pool.max_outstanding // pool.max_batch
 
 
 def judge_mode(cfg: RunConfig) -> JudgeMode:
@@ -63,9 +75,11 @@ def judge_settings(cfg: RunConfig, threads: int) -> JudgeSettings:
             max_batch_tokens=judge.rollout.max_num_batched_tokens,
             num_threads=None if judge.ngpus else threads,
         )
+    if judge.name == "vllm":
+        return VllmJudgeSettings(cfg, llm_judge_settings(cfg), "cuda" if judge.ngpus else "cpu")
     if cfg.data.world is None or judge.name not in ("auto", "world"):
         raise UserError(
-            f"judge_rollout.name={judge.name} is not available: use hf, or world with "
+            f"judge_rollout.name={judge.name} is not available: use vllm, hf, or world with "
             "data.world=everyday."
         )
     return WorldJudgeSettings(cfg.data.world)
@@ -83,6 +97,12 @@ def pool_settings(cfg: RunConfig) -> JudgePoolSettings:
         max_error_rate=judge.max_error_rate,
         max_restarts=judge.max_restarts,
     )
+    if judge.name == "vllm":
+        return replace(
+            settings,
+            max_batch=VLLM_CALL,
+            max_outstanding=max(VLLM_CALL, judge.rollout.max_num_seqs),
+        )
     if judge.name != "hf":
         return settings
     lanes = judge_lanes(cfg)

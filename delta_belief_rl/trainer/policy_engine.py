@@ -1,22 +1,26 @@
-"""The policy engine of one process, from plain settings.
+"""The policy engine without Ray.
 
-``ENGINES`` is the table of engines that can be made in this way; a worker of the cluster and the
-doctor make theirs here, so that what the doctor looks at is what a run uses.
+A worker of the cluster makes its engine by the same functions, so that what the doctor looks at is
+what a run uses. ``ENGINES`` is the table of engines that can be opened in this way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 
 import torch
 
+from delta_belief_rl.config.schema import RunConfig
 from delta_belief_rl.engines.base import BranchStepEngine
 from delta_belief_rl.engines.hf_engine import HFEngine
+from delta_belief_rl.engines.vllm_step import VllmStepEngine
 from delta_belief_rl.models.loading import add_lora, load_causal_lm
 from delta_belief_rl.models.merged import MergedLora
 from delta_belief_rl.trainer.actor import POLICY, AdapterSettings
-from delta_belief_rl.types import UserError
+from delta_belief_rl.trainer.settings import adapter_settings, number_format
+from delta_belief_rl.trainer.vllm_policy import start_vllm
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,28 +78,57 @@ def hf_engine(settings: EngineSettings) -> HFEngine:
     )
 
 
-ENGINES: dict[str, Callable[[EngineSettings], BranchStepEngine]] = {"hf": hf_engine}
-"""By ``actor_rollout_ref.rollout.name``."""
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What an engine is opened with.
 
-
-def build_engine(name: str, settings: EngineSettings) -> BranchStepEngine:
-    """A stepping engine of this process.
-
-    Raises:
-        UserError: No engine of that name can be made here, or its model cannot be loaded.
+    Attributes:
+        cfg: The configuration, with whole paths.
+        device: ``cpu`` or ``cuda``.
+        threads: CPU threads.
+        sequences: Most sequences at a time, for an engine that is told so.
     """
-    check_engine(name)
-    return ENGINES[name](settings)
+
+    cfg: RunConfig
+    device: str
+    threads: int
+    sequences: int
 
 
-def check_engine(name: str) -> None:
-    """Refuse an engine that ``build_engine`` cannot make.
-
-    Raises:
-        UserError: No engine of that name can be made here.
-    """
-    if name not in ENGINES:
-        raise UserError(
-            f"actor_rollout_ref.rollout.name={name} cannot run inside one process: "
-            f"set actor_rollout_ref.rollout.name={next(iter(ENGINES))}."
+@contextmanager
+def _hf(opening: Opening) -> Iterator[BranchStepEngine]:
+    cfg, device = opening.cfg, opening.device
+    ref, data = cfg.actor_rollout_ref, cfg.data
+    yield hf_engine(
+        EngineSettings(
+            model_path=ref.model.path,
+            adapter=adapter_settings(cfg),
+            device=device,
+            dtype=number_format(ref.actor.dtype, device),
+            max_sequences=opening.sequences,
+            max_len=data.max_prompt_length + data.max_response_length,
+            max_batch_tokens=ref.rollout.max_num_batched_tokens,
+            num_threads=opening.threads,
+            seed=cfg.seed,
         )
+    )
+
+
+@contextmanager
+def _vllm(opening: Opening) -> Iterator[BranchStepEngine]:
+    engine = VllmStepEngine(lambda: start_vllm(opening.cfg, opening.device))
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+ENGINES: dict[str, Callable[[Opening], AbstractContextManager[BranchStepEngine]]] = {
+    "hf": _hf,
+    "vllm": _vllm,
+}
+"""By ``actor_rollout_ref.rollout.name``.
+
+Raises:
+    UserError: The model cannot be loaded, or the engine does not start.
+"""

@@ -154,6 +154,7 @@ def actor_settings(
         dtype=number_format(actor.dtype, device),
         num_threads=num_threads,
         gradient_checkpointing=ref.model.enable_gradient_checkpointing,
+        use_liger=ref.model.use_liger,
         grad_clip=actor.grad_clip,
         temperature=ref.rollout.temperature if ref.rollout.do_sample else 1.0,
         entropy_coeff=actor.entropy_coeff,
@@ -298,7 +299,7 @@ def judge_cache_key(cfg: RunConfig) -> Callable[[JudgeRequest], Hashable] | None
     if judge_is_exact(cfg):
         return question_key if cfg.multi_turn.duplicates == "code" else None
     # Greedy or drawn from the request's own stream: either way a function of what the judge reads.
-    return opening_key if cfg.judge_rollout.name == "hf" else None
+    return opening_key if cfg.judge_rollout.name in ("hf", "vllm") else None
 
 
 def template_options(cfg: RunConfig) -> dict[str, Any]:

@@ -15,6 +15,11 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 def shard_model(model: Any, device_type: str) -> Any:
     """Shard every decoder layer and then the rest over all ranks.
 
+    A layer's frozen base in half precision and its float32 adapters are one group: FSDP asks for
+    one number format of the *trained* parameters only and gathers mixed ones as bytes, so that a
+    layer costs one collective. No format is changed on the way: adapters are rounded where they
+    are multiplied, and their gradients are added up over the ranks in float32, as on one rank.
+
     Args:
         model: A causal model with or without adapters, the same weights on every rank.
         device_type: ``cpu`` or ``cuda``.

@@ -74,11 +74,18 @@ class UsageMeter:
         return RankUsage(seconds, flops, peak, allocated, reserved, resident_bytes())
 
 
-def usage_metrics(ranks: Sequence[RankUsage]) -> dict[str, float]:
+def usage_metrics(
+    ranks: Sequence[RankUsage], expected_bytes: float | None = None
+) -> dict[str, float]:
     """Metrics of all ranks together.
 
     ``perf/mfu/actor`` is there when every rank has a stated peak: operations of the update, over
     what the devices could have done in its time.
+
+    Args:
+        ranks: One entry for each.
+        expected_bytes: What the plan expects a rank to take of its GPU at most; the peak is
+            reported against it (``memory/*``).
     """
     parts = sorted({name for rank in ranks for name in rank.seconds})
     slowest = {part: max(rank.seconds.get(part, 0.0) for rank in ranks) for part in parts}
@@ -95,6 +102,11 @@ def usage_metrics(ranks: Sequence[RankUsage]) -> dict[str, float]:
     ):
         if values:
             out[f"perf/max_memory_{name}_gb"] = max(values) / 2**30
+    taken = [rank.allocated for rank in ranks if rank.allocated is not None]
+    if taken and expected_bytes:
+        out["memory/actor_peak_gib"] = max(taken) / 2**30
+        out["memory/actor_estimate_gib"] = expected_bytes / 2**30
+        out["memory/actor_peak_over_estimate"] = max(taken) / expected_bytes
     known = [rank.resident for rank in ranks if not math.isnan(rank.resident)]
     if known:
         out["perf/ranks_memory_used_gb"] = sum(known) / 2**30

@@ -15,6 +15,7 @@ import pytest
 import training_fakes as fakes
 
 from delta_belief_rl.belief.elicit import Elicitation
+from delta_belief_rl.cluster import pools
 from delta_belief_rl.cluster.workers import EngineWorker
 from delta_belief_rl.config.compose import load_config
 from delta_belief_rl.obs.exits import CHECK_FAILED
@@ -144,6 +145,13 @@ def lie(monkeypatch: pytest.MonkeyPatch, name: str, change: Callable[[Any], Any]
     monkeypatch.setattr(worker, name, lambda self, *args: change(real(self, *args)))
 
 
+def switch(asleep: bool) -> Callable[[Any], None]:
+    def act(self: Any) -> None:
+        self.asleep = asleep
+
+    return act
+
+
 def off(size: float) -> Callable[[Any], Any]:
     def change(completions: Any) -> Any:
         return [replace(c, logprobs=tuple(x - size for x in c.logprobs)) for c in completions]
@@ -162,6 +170,27 @@ def test_P3_B1_a_healthy_run_records_its_gaps_and_goes_on(tmp_path: Path, world:
         assert 0 < record["check/sampled_gap_max"] < 1e-4
         assert record["check/beliefs"] >= 4 * 2
         assert 0 < record["check/belief_gap_max"] < 1e-4
+
+
+def test_L8_an_engine_that_sleeps_while_games_are_scored_is_woken_for_their_beliefs(
+    tmp_path: Path, world: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker: Any = EngineWorker.__ray_metadata__.modified_class  # type: ignore[attr-defined]
+    real = worker.score_tails
+
+    def score_tails(self: Any, requests: Any) -> Any:
+        assert not self.asleep
+        return real(self, requests)
+
+    monkeypatch.setattr(worker, "score_tails", score_tails)
+    for name, asleep in (("sleep", True), ("wake", False)):
+        monkeypatch.setattr(worker, name, switch(asleep), raising=False)
+    monkeypatch.setattr(pools, "_sleeps", lambda cfg, device: True)
+    status, trace = play(short(tmp_path / "run", world, "trainer.check_freq=1"))
+    assert status == 0
+    told = ["EngineWorker.sleep", "EngineWorker.wake", "EngineWorker.score_tails"]
+    step = [*told, "EngineWorker.sleep", "ActorWorker.update"]
+    assert trace.order(*step) == [*step, "EngineWorker.wake", *step]
 
 
 def test_a_cross_check_changes_nothing_of_the_run(tmp_path: Path, world: Path) -> None:

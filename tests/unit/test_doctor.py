@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,10 +21,10 @@ from delta_belief_rl.engines.base import Completion, FinishReason
 from delta_belief_rl.engines.hf_engine import HFEngine
 from delta_belief_rl.judge.rules_judge import WorldJudge
 from delta_belief_rl.text.chat import ChatFormat
-from delta_belief_rl.trainer import doctor, policy_engine
+from delta_belief_rl.trainer import doctor
 from delta_belief_rl.trainer.doctor import CHECKS
 from delta_belief_rl.trainer.doctor_engine import Check, DoctorSettings
-from delta_belief_rl.types import UserError, Verdict
+from delta_belief_rl.types import Verdict
 
 ROOT = Path(__file__).resolve().parents[2]
 THREADS = "actor_rollout_ref.num_threads=1"
@@ -257,13 +259,35 @@ def test_what_cannot_be_examined_ends_with_status_two_and_one_sentence(
     assert expected in sentence[0]
 
 
-def test_an_engine_that_needs_its_own_processes_is_refused_by_name() -> None:
-    with pytest.raises(UserError, match=r"rollout\.name=other cannot run inside"):
-        policy_engine.build_engine("other", policy_engine.EngineSettings("p"))
-    words = ["experiment=quickstart", "actor_rollout_ref.rollout.name=vllm"]
-    cfg, _ = load_config([*words, "actor_rollout_ref.model.path=/nowhere"])
-    with pytest.raises(UserError, match=r"rollout\.name=vllm cannot run inside one process"):
-        doctor.examine(cfg, "cpu", 1, DoctorSettings())
+def test_what_the_doctor_has_no_check_of_is_named_in_the_table() -> None:
+    cfg, _ = load_config(["experiment=quickstart"])
+    ref = cfg.actor_rollout_ref
+    odd: Any = replace(
+        cfg,
+        actor_rollout_ref=replace(ref, rollout=replace(ref.rollout, name="other")),
+        judge_rollout=replace(cfg.judge_rollout, name="fake"),
+    )
+    found = doctor.examine(odd, "cpu", 1, DoctorSettings(skip=("versions",)))
+    notes = {check.name: check.note for check in found if check.passed is None}
+    assert len(notes) == len(found) == len(CHECKS)
+    assert notes.pop("judge").endswith("judge_rollout.name=fake")
+    assert notes.pop("versions") == "left out by --skip"
+    assert all(note.endswith("actor_rollout_ref.rollout.name=other") for note in notes.values())
+
+
+def test_standard_output_holds_the_result_alone() -> None:
+    """Processes that the doctor starts write where they like."""
+    code = (
+        "import os, sys\n"
+        "from delta_belief_rl.cli import doctor\n"
+        "with doctor._told_apart():\n"
+        "    os.system('echo of a child')\n"
+        "    print('of a library')\n"
+        "print('the result')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout == "the result\n"
+    assert done.stderr.split() == ["of", "a", "child", "of", "a", "library"]
 
 
 def test_a_number_that_is_none_is_null_in_json(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from delta_belief_rl.config.checkpoints import Checkpoint, Quantisation, TensorInfo
 from delta_belief_rl.config.compose import load_config
 from delta_belief_rl.config.facts import Facts, ModelShape
-from delta_belief_rl.config.gpu_memory import check_gpus, gpu_needs, gpu_problems
+from delta_belief_rl.config.gpu_memory import (
+    check_gpus,
+    gpu_needs,
+    gpu_problems,
+    size_problems,
+)
 from delta_belief_rl.config.gpus import (
     Gpu,
     Holder,
@@ -244,3 +251,87 @@ def test_a_driver_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(subprocess, "run", hangs)
     assert ask_nvidia_smi([]) is None
+
+
+# --- models that no GPU of this kind can hold -----------------------------------------------------
+
+QWEN_14B = ModelShape(5120, 40, 40, 8, 128, 17408, 151936, False)
+WEIGHTS_14B = QWEN_14B.parameters() * 2
+
+
+def judged(*overrides: str, packed: Checkpoint | None = None) -> Plan:
+    config = load_config([PAPER, "judge=qwen3_14b", *overrides])[0]
+    facts = Facts(1000, 198, cores=64, gpus=8, model=SHAPE, judge_model=QWEN_14B)
+    return make_plan(config, replace(facts, judge_checkpoint=packed))
+
+
+def sized(plan: Plan, total: float) -> list[str]:
+    gpus = [Gpu(index, "A100", int(total), int(total), (8, 0)) for index in range(8)]
+    return list(size_problems(plan, gpus))
+
+
+def test_M1_a_judge_larger_than_its_share_is_refused_before_it_is_loaded() -> None:
+    plan = judged("judge_rollout.rollout.gpu_memory_utilization=0.3")
+    (sentence,) = sized(plan, TOTAL)
+    assert sentence == (
+        "GPU 1 (A100, 80.0 GiB) has too little memory for judge 0: its weights take 27.5 GiB and "
+        "its key-value cache at least 289 MiB, but "
+        "judge_rollout.rollout.gpu_memory_utilization=0.3 leaves it 24.0 GiB; give it more, split "
+        "it over more GPUs (judge_rollout.rollout.tensor_model_parallel_size), or give a smaller "
+        "or a quantised model."
+    )
+    with pytest.raises(UserError, match="too little memory for judge 0"):
+        check_gpus(plan, [gpu(0), gpu(1)])
+
+
+def test_M1_the_bound_is_the_weights_and_one_sequence() -> None:
+    plan = judged("judge_rollout.rollout.gpu_memory_utilization=0.5")
+    engine = plan.config.judge_rollout.rollout
+    tokens = engine.prompt_length + engine.response_length
+    needed = WEIGHTS_14B + 2 * 40 * 8 * 128 * 2 * tokens
+    assert sized(plan, 2 * needed) == []
+    assert len(sized(plan, 2 * needed - 4)) == 1
+
+
+def test_M1_gpus_of_one_replica_share_its_weights() -> None:
+    split = ("judge_rollout.ngpus=2", "judge_rollout.rollout.tensor_model_parallel_size=2")
+    share = "judge_rollout.rollout.gpu_memory_utilization=0.3"
+    assert sized(judged(share, *split), TOTAL) == []
+
+
+def test_M1_quantised_weights_count_as_they_are_stored() -> None:
+    share = "judge_rollout.rollout.gpu_memory_utilization=0.3"
+    tensor = {"a.qweight": TensorInfo("I32", (2**30, 1))}
+    stored = Quantisation("awq", 4, 128, "gemm")
+    small = Checkpoint("float16", stored, tensor, complete=True)
+    assert sized(judged(share, packed=small), TOTAL) == []
+    large = Checkpoint("float16", stored, {"a.qweight": TensorInfo("I32", (2**33,))}, complete=True)
+    (sentence,) = sized(judged(share, packed=large), TOTAL)
+    assert "its weights take 32.0 GiB" in sentence
+    # Nobody knows how large they are.
+    assert sized(judged(share, packed=replace(large, complete=False)), TOTAL) == []
+    assert sized(judged(share, "judge_rollout.rollout.quantization=awq"), TOTAL) == []
+
+
+def test_M1_a_cache_of_a_given_size_must_fit_beside_the_weights() -> None:
+    plan = judged("judge_rollout.rollout.kv_cache_memory_bytes=30000000000")
+    assert sized(plan, WEIGHTS_14B + 3e10) == []
+    (sentence,) = sized(plan, WEIGHTS_14B + 3e10 - 1)
+    assert "at least 27.9 GiB, but there are 55.4 GiB" in sentence
+
+
+def test_M1_a_policy_larger_than_its_gpu_is_refused() -> None:
+    plan = judged()
+    kept = plan.memory[0].bytes + plan.memory[1].bytes
+    sentences = sized(plan, kept - 1)
+    assert sentences[0].startswith("GPU 0 (A100) has ")
+    assert "training rank 0 keeps" in sentences[0]
+    assert "raise actor_rollout_ref.ngpus" in sentences[0]
+    assert any("memory for policy engine 0" in sentence for sentence in sized(plan, GIB))
+    assert not any("rank" in sentence for sentence in sized(plan, kept))
+
+
+def test_nothing_is_said_of_models_and_gpus_that_are_not_here() -> None:
+    assert list(size_problems(judged(), [])) == []
+    assert sized(plan_of(PAPER, model=None), GIB) == []
+    assert sized(plan_of("experiment=quickstart"), GIB) == []

@@ -31,6 +31,7 @@ from delta_belief_rl.models.loading import (
     tiny_qwen3_config,
 )
 from delta_belief_rl.trainer.actor import AdapterSnapshot, GameScore
+from delta_belief_rl.trainer.crosscheck import Bound
 from delta_belief_rl.trainer.packing import build_batch
 from delta_belief_rl.types import TrainBatch
 
@@ -226,7 +227,10 @@ class Policy:
         self.version += 1
 
 
-def engines(replicas: Sequence[Replica], bound: float = 1e-3) -> RayEngineGroup:
+BOUND = Bound(mean=1e-3, largest=1e-3)
+
+
+def engines(replicas: Sequence[Replica], bound: Bound = BOUND) -> RayEngineGroup:
     return RayEngineGroup([Handle(replica) for replica in replicas], PROBE, bound)
 
 
@@ -253,7 +257,7 @@ class Sleeper(Replica):
 
 def test_L8_replicas_rest_while_the_ranks_work_and_wake_before_each_sync() -> None:
     replica, trainer = Sleeper(), Policy()
-    group = RayEngineGroup([Handle(replica)], PROBE, 1e-3, sleeps=True)
+    group = RayEngineGroup([Handle(replica)], PROBE, BOUND, sleeps=True)
     ranks = RayPolicyGroup([Handle(Rank())], group.rest)
 
     async def play() -> None:
@@ -271,7 +275,7 @@ def test_L8_replicas_rest_while_the_ranks_work_and_wake_before_each_sync() -> No
 
 def test_replicas_that_do_not_sleep_are_left_alone() -> None:
     replica = Sleeper()
-    group = RayEngineGroup([Handle(replica)], PROBE, 1e-3)
+    group = RayEngineGroup([Handle(replica)], PROBE, BOUND)
     asyncio.run(RayPolicyGroup([Handle(Rank())], group.rest).score([]))
     assert replica.calls == []
 
@@ -280,7 +284,11 @@ def test_L3_the_first_sync_is_made_and_checked_like_every_other() -> None:
     replicas, trainer = [Replica(), Replica()], Policy()
     group = engines(replicas)
     for n in range(3):
-        assert sync(group, trainer) == {"sync/adapter_version": float(n), "sync/probe_gap": 0.0}
+        assert sync(group, trainer) == {
+            "sync/adapter_version": float(n),
+            "sync/probe_gap": 0.0,
+            "sync/probe_gap_mean": 0.0,
+        }
         assert trainer.probes == n + 1
         trainer.learn()
     for replica in replicas:
@@ -369,7 +377,7 @@ def test_L9_a_gap_within_the_bound_passes_and_is_reported() -> None:
 
 def test_L9_a_probe_that_could_not_show_anything_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 2 tokens"):
-        RayEngineGroup([], (3,), 1e-3)
+        RayEngineGroup([], (3,), BOUND)
 
 
 def test_L16_an_adapter_that_changed_on_its_way_from_the_trainer_stops_the_run() -> None:

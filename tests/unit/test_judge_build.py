@@ -236,7 +236,7 @@ def test_J5_a_slow_judge_is_never_handed_more_than_its_deadline_allows() -> None
 
 def test_a_judge_that_is_no_world_and_no_model_is_refused() -> None:
     assert judge_settings(config("experiment=quickstart"), 1) == WorldJudgeSettings("everyday")
-    with pytest.raises(UserError, match="name=api is not available: use hf"):
+    with pytest.raises(UserError, match="name=api is not available: use vllm, hf"):
         judge_settings(config("experiment=quickstart", "judge=api"), 1)
 
 

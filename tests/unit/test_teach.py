@@ -24,18 +24,11 @@ from delta_belief_rl.judge.rules_judge import WorldJudge
 from delta_belief_rl.text.chat import ChatFormat
 from delta_belief_rl.trainer.teach import main as teach_main
 from delta_belief_rl.trainer.teach.cases import CaseMaker, HeldOut, hold_out
+from delta_belief_rl.trainer.teach.feed import PromptEncoder, lesson, step_cases
 from delta_belief_rl.trainer.teach.main import judge_tokenizer, teach_judge
 from delta_belief_rl.trainer.teach.measure import measure
-from delta_belief_rl.trainer.teach.train import (
-    Heads,
-    PromptEncoder,
-    TeachPoint,
-    TeachSettings,
-    answer_loss,
-    encoded,
-    step_cases,
-    teach,
-)
+from delta_belief_rl.trainer.teach.settings import TeachSettings
+from delta_belief_rl.trainer.teach.train import Heads, TeachPoint, answer_loss, teach
 from delta_belief_rl.trainer.teach.tree import TREE_ATTENTION, tree_batch
 from delta_belief_rl.trainer.warmup.model import ModelSizes, build_model
 from delta_belief_rl.types import UserError, Verdict
@@ -169,8 +162,7 @@ def test_a_tree_scores_each_answer_as_its_whole_prompt_does(step: int, with_rule
     cases = maker()
     model, chat = pupil(cases)
     groups, with_history = step_cases(cases, SETTINGS, step)
-    cpu = torch.device("cpu")
-    batch = encoded(PromptEncoder(chat), groups, with_history, cpu, with_rules)
+    batch = lesson(PromptEncoder(chat), cases, groups, with_history, with_rules).batch
     expected: list[tuple[torch.Tensor, int]] = []
     ends: list[tuple[torch.Tensor, int]] = []
     with torch.no_grad():
@@ -228,14 +220,14 @@ def test_the_heads_do_not_learn_held_out_pairs() -> None:
     cases = maker()
     model, chat = pupil(cases)
     groups, with_history = step_cases(cases, SETTINGS, 0)
-    batch = encoded(PromptEncoder(chat), groups, with_history, torch.device("cpu"))
+    one = lesson(PromptEncoder(chat), cases, groups, with_history)
     model.set_attn_implementation(TREE_ATTENTION)
-    _, _, middle = answer_loss(model, batch)
+    _, _, middle = answer_loss(model, one.batch)
     heads = Heads(model, cases, seed=0)
     losses: list[float] = []
     for cells in (np.zeros_like(cases.held.pairs), cases.held.pairs, ~cases.held.pairs):
         heads.values[torch.from_numpy(cells)] = 1 - heads.values[torch.from_numpy(cells)]
-        losses.append(float(heads(middle, batch, groups).detach()))
+        losses.append(float(heads(middle, one).detach()))
     assert losses[0] == losses[1] != losses[2]
 
 

@@ -117,6 +117,20 @@ def test_without_a_stated_peak_there_is_no_utilisation_and_without_a_gpu_no_gpu_
     assert usage_metrics([]) == {}
 
 
+def test_the_peak_of_the_fullest_rank_is_told_against_the_plans_account() -> None:
+    small = RankUsage({}, 0.0, None, 2**30, 2**33, math.nan)
+    out = usage_metrics([small, replace(small, allocated=3 * 2**30)], expected_bytes=2 * 2**30)
+    memory = {name: value for name, value in out.items() if name.startswith("memory/")}
+    assert memory == {
+        "memory/actor_peak_gib": 3.0,
+        "memory/actor_estimate_gib": 2.0,
+        "memory/actor_peak_over_estimate": 1.5,
+    }
+    for ranks, expected in (([small], None), ([RANK], 2.0**30), ([], 2.0**30)):
+        told = usage_metrics(ranks, expected)
+        assert not [name for name in told if name.startswith("memory/")]
+
+
 def test_a_meter_begins_anew_when_it_is_asked() -> None:
     meter = UsageMeter(torch.device("cpu"))
     meter.add_flops(5.0)

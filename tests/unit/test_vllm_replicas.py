@@ -9,12 +9,7 @@ import pytest
 from ray.exceptions import ActorDiedError, RayTaskError
 
 from delta_belief_rl.cluster import pools
-from delta_belief_rl.cluster.vllm_replicas import (
-    CPU_CACHE_BYTES,
-    RemoteEngine,
-    cpu_arguments,
-    engine_format,
-)
+from delta_belief_rl.cluster.vllm_replicas import RemoteEngine
 from delta_belief_rl.config.availability import unavailable
 from delta_belief_rl.config.compose import load_config
 from delta_belief_rl.engines.base import (
@@ -25,6 +20,13 @@ from delta_belief_rl.engines.base import (
     SamplingParams,
 )
 from delta_belief_rl.engines.pump import EngineFailure, EngineRouter
+from delta_belief_rl.trainer.crosscheck import BOUNDS
+from delta_belief_rl.trainer.vllm_policy import (
+    CPU_BLOCK,
+    CPU_CACHE_BYTES,
+    cpu_arguments,
+    engine_format,
+)
 
 VLLM = ("experiment=quickstart", "actor_rollout_ref.rollout.name=vllm")
 REQUEST = GenRequest("g", (1, 2), 0, SamplingParams())
@@ -88,14 +90,17 @@ def test_on_cpus_the_engine_takes_the_trainers_format_and_a_bounded_cache() -> N
     assert engine_format(cfg, "cuda") == "bfloat16"
     assert cpu_arguments(cfg)["kv_cache_memory_bytes"] == CPU_CACHE_BYTES
     assert cpu_arguments(cfg)["enable_sleep_mode"] is False
+    assert cpu_arguments(cfg)["block_size"] == CPU_BLOCK
+    block = "actor_rollout_ref.rollout.engine_kwargs.vllm={block_size: 64}"
+    assert cpu_arguments(load_config([*VLLM, block])[0])["block_size"] == 64
     small = load_config([*VLLM, "actor_rollout_ref.rollout.kv_cache_memory_bytes=1000000"])[0]
     assert cpu_arguments(small)["kv_cache_memory_bytes"] == 1_000_000
 
 
 def test_L9_the_probe_is_held_to_the_coarser_number_format() -> None:
     cfg = load_config([*VLLM, "actor_rollout_ref.rollout.dtype=bfloat16"])[0]
-    assert pools._probe_bound(cfg, "cpu") == pools.PROBE_BOUND["float32"]
-    assert pools._probe_bound(cfg, "cuda") == pools.PROBE_BOUND["bfloat16"]
+    assert pools.run_bound(cfg, "cpu") == BOUNDS["float32"]
+    assert pools.run_bound(cfg, "cuda") == BOUNDS["bfloat16"]
 
 
 def test_only_engines_on_gpus_that_are_told_to_sleep_do() -> None:

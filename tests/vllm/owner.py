@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import tiny
@@ -30,6 +31,23 @@ def engine_pids(pid: int) -> list[int]:
     names = {child: Path(f"/proc/{child}/cmdline").read_text() for child in children(pid)}
     own = [child for child, name in names.items() if "resource_tracker" not in name]
     return [pid for child in own for pid in (child, *engine_pids(child))]
+
+
+def all_gone(pids: list[int], seconds: float) -> bool:
+    """Whether the processes end within the time; one that waits to be reaped has ended."""
+
+    def lives(pid: int) -> bool:
+        try:
+            return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+        except FileNotFoundError:
+            return False
+
+    until = time.monotonic() + seconds
+    while any(lives(pid) for pid in pids):
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.05)
+    return True
 
 
 async def main(folder: str, task: str) -> None:

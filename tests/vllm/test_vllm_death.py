@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import pytest
 pytest.importorskip("vllm.engine.arg_utils", reason="vLLM is not installed: use make test-vllm")
 
 import tiny
+from owner import all_gone
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -45,23 +45,6 @@ def facts(process: subprocess.Popen[str]) -> dict[str, list[int]]:
         if line.startswith("{"):
             return json.loads(line)
     raise AssertionError("the owner ended without a word")
-
-
-def all_gone(pids: list[int], seconds: float) -> bool:
-    """Whether the processes end within the time; one that waits to be reaped has ended."""
-
-    def lives(pid: int) -> bool:
-        try:
-            return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-        except FileNotFoundError:
-            return False
-
-    until = time.monotonic() + seconds
-    while any(lives(pid) for pid in pids):
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 @pytest.mark.parametrize("owner", ["lose"], indirect=True)

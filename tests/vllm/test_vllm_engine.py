@@ -192,10 +192,14 @@ def test_L13_a_cache_warmed_by_one_adapter_serves_no_other(held: Held) -> None:
     ids = tiny.prompt(10, 80)
     old = held.load(5, 1)
     (first,) = held.play(tiny.request("g", ids, temperature=0.0))
+    read = held.engine.health().prefilled_tokens
     (again,) = held.play(tiny.request("g", ids, temperature=0.0))
+    assert held.engine.health().prefilled_tokens - read == 80 - 64
     assert first.logprobs == pytest.approx(again.logprobs, abs=1e-5)
     new = held.load(6, 2)
+    read = held.engine.health().prefilled_tokens
     (fresh,) = held.play(tiny.request("g", ids, temperature=0.0))
+    assert held.engine.health().prefilled_tokens - read == 80
     assert (first.adapter_version, fresh.adapter_version) == (1, 2)
     assert gap(held, new, ids, fresh) < BOUND
     assert gap(held, old, ids, fresh) > 10 * BOUND

@@ -17,14 +17,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from delta_belief_rl.envs.worlds.players import sentence
 from delta_belief_rl.envs.worlds.table import World
 from delta_belief_rl.judge.build import HfJudgeSettings, build_judge
 from delta_belief_rl.judge.llm_judge import LlmJudgeSettings
 from delta_belief_rl.judge.prompts import judge_messages
+from delta_belief_rl.models.adapters import add_lora
 from delta_belief_rl.models.loading import load_causal_lm, load_tokenizer
+from delta_belief_rl.models.packaged import materialise
 from delta_belief_rl.rollout.seeds import named_seed
 from delta_belief_rl.text.chat import ChatFormat
 from delta_belief_rl.text.word_tokenizer import build_word_tokenizer
@@ -37,11 +39,14 @@ from delta_belief_rl.trainer.teach.cases import (
     hold_out,
 )
 from delta_belief_rl.trainer.teach.measure import Measured, measure
-from delta_belief_rl.trainer.teach.train import SIZES, TeachPoint, TeachSettings, teach
+from delta_belief_rl.trainer.teach.settings import SIZES, TeachSettings
+from delta_belief_rl.trainer.teach.train import TeachPoint, teach
 from delta_belief_rl.trainer.warmup.model import build_model
 from delta_belief_rl.types import UserError
 
 REPORT_FILE = "teach.json"
+ADAPTER_FOLDER = "adapter"
+"""Where the folder of a judge that was taught with an adapter also keeps it, in PEFT's format."""
 _LONGEST = 2000
 
 
@@ -65,16 +70,22 @@ def teach_judge(world: World, settings: TeachSettings, out: Path) -> dict[str, A
     if settings.device.startswith("cuda") and not torch.cuda.is_available():
         raise UserError("There is no CUDA device: use --device cpu.")
     cases = CaseMaker(world, hold_out(world, settings.held_pairs, settings.seed))
-    tokenizer, model = _pupil(world, cases, settings)
+    tokenizer, model, stored = _pupil(world, cases, settings)
     chat = ChatFormat.from_tokenizer(tokenizer, {"enable_thinking": False})
-    model.to(settings.device)  # type: ignore[arg-type]
+    wrapped: Any = None
+    if settings.lora_rank:
+        model.to(getattr(torch, settings.precision))
+        wrapped = add_lora(model, settings.lora_rank, 2 * settings.lora_rank, seed=settings.seed)
     began, worked = time.perf_counter(), time.process_time()
     curve = teach(model, chat, cases, settings, print_point)
     taught, worked = time.perf_counter() - began, time.process_time() - worked
     out.parent.mkdir(parents=True, exist_ok=True)
     beside = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
     try:
-        _save(model, tokenizer, beside)
+        if wrapped is not None:
+            wrapped.save_pretrained(beside / ADAPTER_FOLDER)
+            model = wrapped.float().merge_and_unload()
+        _save(model.to("cpu", stored), tokenizer, beside)
         began = time.perf_counter()
         measured = _measure(beside, cases, settings)
         report = {
@@ -131,7 +142,8 @@ def print_point(point: TeachPoint) -> None:
     print(
         f"teach {point.share:5.1%} step {point.step:6d} {point.seconds:6.0f} s  "
         f"lr {point.lr:.1e}  loss {point.loss:.4f}  heads {point.heads:.3f}  "
-        f"right {point.right:.3f}  {point.questions_per_second:.0f} questions/s",
+        f"right {point.right:.3f}  {point.questions_per_second:.0f} questions/s  "
+        f"waited {point.waited:.0%}",
         file=sys.stderr,
         flush=True,
     )
@@ -139,17 +151,18 @@ def print_point(point: TeachPoint) -> None:
 
 def _pupil(
     world: World, cases: CaseMaker, settings: TeachSettings
-) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
-    """The model before it is taught, in float32, and its tokenizer."""
+) -> tuple[PreTrainedTokenizerBase, Any, torch.dtype]:
+    """Tokenizer, the model before it is taught, in float32, and how its weights are stored."""
     if settings.base is not None:
-        return load_tokenizer(settings.base), load_causal_lm(settings.base)
+        folder = materialise(settings.base)
+        tokenizer, model = load_tokenizer(folder), load_causal_lm(folder)
+        return tokenizer, model, AutoConfig.from_pretrained(folder).dtype or torch.float32
     tokenizer = judge_tokenizer(world, cases)
-    return tokenizer, build_model(SIZES[settings.size], tokenizer, settings.seed)
+    return tokenizer, build_model(SIZES[settings.size], tokenizer, settings.seed), torch.float32
 
 
 def _save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Weights in float32, tokenizer and greedy generation settings."""
-    model.to("cpu").float()  # type: ignore[arg-type]
+    """Weights as they are, tokenizer and greedy generation settings."""
     model.generation_config = GenerationConfig(
         do_sample=False,
         eos_token_id=tokenizer.eos_token_id,
@@ -170,9 +183,10 @@ def _measure(folder: Path, cases: CaseMaker, settings: TeachSettings) -> dict[st
             str(folder),
             LlmJudgeSettings(mode="direct", prompt_length=_LONGEST, response_length=8),
             device=settings.device,
+            lanes=settings.lanes,
         )
     )
-    return measure(judge, kinds, settings.seed)
+    return measure(judge, kinds, settings.seed, 4 * settings.lanes)
 
 
 def _hardware(device: str) -> dict[str, str | int]:

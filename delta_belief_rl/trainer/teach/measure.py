@@ -13,8 +13,6 @@ from delta_belief_rl.judge.parsing import VERDICTS
 from delta_belief_rl.trainer.teach.cases import Case
 from delta_belief_rl.types import Verdict
 
-_BATCH = 32
-
 
 @dataclass(frozen=True, slots=True)
 class Measured:
@@ -42,24 +40,27 @@ class Measured:
         }
 
 
-def measure(judge: Judge, kinds: Mapping[str, Sequence[Case]], seed: int) -> dict[str, Measured]:
+def measure(
+    judge: Judge, kinds: Mapping[str, Sequence[Case]], seed: int, batch: int = 32
+) -> dict[str, Measured]:
     """Ask a judge; kinds without a question are left out.
 
     Args:
         judge: Any judge.
         kinds: Cases by kind.
         seed: Names the draws of the intervals.
+        batch: Questions that the judge is handed at once.
     """
-    return {kind: _measured(judge, cases, seed) for kind, cases in kinds.items() if cases}
+    return {kind: _measured(judge, cases, seed, batch) for kind, cases in kinds.items() if cases}
 
 
-def _measured(judge: Judge, cases: Sequence[Case], seed: int) -> Measured:
+def _measured(judge: Judge, cases: Sequence[Case], seed: int, batch: int) -> Measured:
     things = sorted({case.request.task.secret for case in cases})
     place = {thing: number for number, thing in enumerate(things)}
     right, asked = (np.zeros(len(things)) for _ in range(2))
     errors = 0
-    for start in range(0, len(cases), _BATCH):
-        part = cases[start : start + _BATCH]
+    for start in range(0, len(cases), batch):
+        part = cases[start : start + batch]
         replies = judge.answer([case.request for case in part])
         for case, reply in zip(part, replies, strict=True):
             at = place[case.request.task.secret]

@@ -13,7 +13,7 @@ head width.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -58,16 +58,25 @@ class TreeBatch:
     targets: Tensor
     ends: Tensor
 
+    def to(self, device: torch.device) -> TreeBatch:
+        """The same on another device."""
+        return TreeBatch(
+            input_ids=self.input_ids.to(device),
+            position_ids=self.position_ids.to(device),
+            shape=replace(self.shape, opened=self.shape.opened.to(device)),
+            sources=self.sources.to(device),
+            targets=self.targets.to(device),
+            ends=self.ends.to(device),
+        )
+
 
 def tree_batch(
     groups: Sequence[Sequence[tuple[tuple[int, ...], tuple[int, ...]]]],
-    device: torch.device | str = "cpu",
 ) -> TreeBatch:
-    """Lay out prompts with their answers.
+    """Lay out prompts with their answers, on the CPU.
 
     Args:
         groups: ``S`` groups of ``K`` (prompt, answer) pairs each, as token ids.
-        device: Where the tensors go.
 
     Raises:
         ValueError: Groups differ in size, or a prompt or an answer is too short to be cut.
@@ -109,7 +118,7 @@ def tree_batch(
     found.sort(key=lambda entry: entry[0])
 
     def as_tensor(values: IntArray | list[int]) -> Tensor:
-        return torch.as_tensor(np.asarray(values, dtype=np.int64), device=device)
+        return torch.as_tensor(np.asarray(values, dtype=np.int64))
 
     return TreeBatch(
         input_ids=as_tensor(ids)[None],
@@ -184,7 +193,7 @@ def _attend(query: Tensor, seen: Sequence[tuple[Tensor, Tensor, Tensor | None]])
         score = query.reshape(*key.shape[:-2], -1, key.shape[-1]) @ key.transpose(-1, -2)
         score = score.reshape(*query.shape[:-1], key.shape[-2])
         scores.append(score if hidden is None else score.masked_fill(hidden, float("-inf")))
-    weights = torch.cat(scores, dim=-1).softmax(dim=-1)
+    weights = torch.cat(scores, dim=-1).softmax(dim=-1, dtype=torch.float32).to(query.dtype)
     out = torch.zeros_like(query)
     for (_, value, _), part in zip(
         seen, weights.split([score.shape[-1] for score in scores], dim=-1), strict=True

@@ -1,0 +1,289 @@
+"""Training ranks as processes: how they join, and what it means when one does not answer.
+
+Ranks work in step, so one that dies or hangs leaves the others waiting inside a collective. Ray
+tells of a process that is gone, and ``actor_rollout_ref.nccl_timeout`` ends the waiting: NCCL then
+aborts the process that waited, gloo raises in it. Either way the rank that is *named* is the one
+that was waited for. What a rank writes to stderr goes to a file of its own, so that the end of a
+run is one sentence and not the stack of every thread of every rank.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import faulthandler
+import math
+import os
+import re
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from ray.exceptions import RayActorError, RayTaskError
+
+PHASES = {
+    "score": "while games were scored",
+    "update": "in the update of the policy",
+    "snapshot": "while the adapter was collected",
+    "probe": "while the adapter was checked",
+    "dump": "while a checkpoint was made",
+    "load": "while a checkpoint was loaded",
+}
+"""What a method of a rank is about, for messages."""
+
+GRACE = 10.0
+"""Seconds in which the others may still tell their part of a failure."""
+
+_AFTER = "the last checkpoint is as it was: start the run again to go on from it"
+_LOST_PEER = re.compile(r"gloo|nccl|connection (closed|reset)|timed out", re.IGNORECASE)
+_LATE = re.compile(r"collective operation timeout|timed out", re.IGNORECASE)
+_LOG_TAIL = 200_000
+"""Bytes of a log that are read."""
+
+
+class RankFailure(RuntimeError):
+    """A training rank died, hangs, or has too little memory.
+
+    Attributes:
+        ranks: The ranks at fault.
+        phase: The method that did not come to its end, a key of ``PHASES``.
+    """
+
+    def __init__(self, sentence: str, ranks: tuple[int, ...], phase: str) -> None:
+        super().__init__(sentence)
+        self.ranks, self.phase = ranks, phase
+
+
+@dataclass(frozen=True, slots=True)
+class RankLimits:
+    """How long ranks may wait for each other, and where they write.
+
+    Attributes:
+        timeout: Seconds of a collective (``actor_rollout_ref.nccl_timeout``).
+        logs: File of each rank's stderr; empty where it goes where it always goes.
+    """
+
+    timeout: float = math.inf
+    logs: tuple[Path, ...] = ()
+
+
+# --- in the rank's process ------------------------------------------------------------------------
+
+
+def join_ranks(
+    device: str, rank: int, world_size: int, address: tuple[str, int], timeout: float
+) -> None:
+    """Make this process one rank of the default group; NCCL on GPUs, gloo on CPUs.
+
+    Args:
+        device: ``cuda`` or ``cpu``.
+        rank: Number of this process.
+        world_size: Number of all.
+        address: Host and port of rank 0.
+        timeout: Seconds that a collective may take.
+    """
+    os.environ |= {"MASTER_ADDR": address[0], "MASTER_PORT": str(address[1])}
+    # NCCL is told its GPU, so that its communicator is there before the first collective and
+    # a barrier does not guess one.
+    gpu = torch.device("cuda", torch.cuda.current_device()) if device.startswith("cuda") else None
+    dist.init_process_group(
+        "gloo" if gpu is None else "nccl",
+        rank=rank,
+        world_size=world_size,
+        timeout=datetime.timedelta(seconds=timeout),
+        device_id=gpu,
+    )
+
+
+def write_errors_to(path: Path) -> None:
+    """Let everything that this process says on stderr, its C++ parts included, go to a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        os.dup2(file.fileno(), 2)
+
+
+@contextmanager
+def stack_after(seconds: float) -> Iterator[None]:
+    """Write the stacks of this process to stderr when the block takes longer; it goes on then."""
+    if not math.isfinite(seconds):
+        yield
+        return
+    faulthandler.dump_traceback_later(seconds, file=2)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+# --- on the driver --------------------------------------------------------------------------------
+
+
+async def ask_all(
+    ranks: Sequence[Any], method: str, arguments: Sequence[Sequence[Any]], limits: RankLimits
+) -> list[Any]:
+    """Call a method of every rank and wait for all answers.
+
+    A rank that is not done ``limits.timeout`` seconds (and the grace) after another one counts as
+    hanging: their last collective is behind them both.
+
+    Args:
+        ranks: Handles of ``ActorWorker``.
+        method: Its method.
+        arguments: For each rank.
+        limits: How long they may wait for each other.
+
+    Returns:
+        One answer for each rank, in order.
+
+    Raises:
+        RankFailure: A rank is gone, hangs, or ran out of memory.
+    """
+    began = time.monotonic()
+    calls = [
+        asyncio.ensure_future(getattr(rank, method).remote(*args))
+        for rank, args in zip(ranks, arguments, strict=True)
+    ]
+    pending: set[Any] = set(calls)
+    patience: float | None = None
+    while pending:
+        done, pending = await asyncio.wait(
+            pending, timeout=patience, return_when=asyncio.FIRST_COMPLETED
+        )
+        if not done or any(call.exception() is not None for call in done):
+            break
+        patience = limits.timeout + GRACE if math.isfinite(limits.timeout) else None
+    seconds = time.monotonic() - began
+    if pending:
+        # Of two that fail through each other, the one that is at fault may be the second to tell.
+        await asyncio.wait(pending, timeout=GRACE)
+    answers: list[Any] = [call.result() for call in calls if _succeeded(call)]
+    if len(answers) == len(calls):
+        return answers
+    errors = {i: call.exception() for i, call in enumerate(calls) if call.done()}
+    silent = [i for i, call in enumerate(calls) if not call.done()]
+    for index in silent:
+        calls[index].cancel()
+    failed = {i: error for i, error in errors.items() if error is not None}
+    raise explain(method, failed, silent, len(calls), seconds, limits)
+
+
+def explain(
+    method: str,
+    errors: dict[int, BaseException],
+    silent: Sequence[int],
+    num_ranks: int,
+    seconds: float,
+    limits: RankLimits,
+) -> BaseException:
+    """What has happened, from what each rank said or did not say.
+
+    Args:
+        method: What they were asked for.
+        errors: By rank.
+        silent: Ranks that have neither answered nor failed.
+        num_ranks: Of all.
+        seconds: From the question to the first failure.
+        limits: How long they may wait for each other.
+
+    Returns:
+        A ``RankFailure``; a rank's own error, where that is what the others stumbled over.
+    """
+    phase = PHASES.get(method, f"in {method}")
+    for rank, error in errors.items():
+        if isinstance(error, RayActorError) or _lost_peer(error):
+            continue
+        cause = getattr(error, "cause", error)
+        if isinstance(cause, torch.OutOfMemoryError):
+            return _out_of_memory(rank, num_ranks, method, phase, cause)
+        return error
+    gone = [rank for rank, error in errors.items() if isinstance(error, RayActorError)]
+    late = {rank: _late(error, rank, seconds, limits) for rank, error in errors.items()}
+    died = [rank for rank in gone if not late[rank]]
+    if died:
+        why = "killed, out of the host's memory, or crashed"
+        sentence = (
+            f"{_names(died, num_ranks)} died {phase} ({why}){_where(died, limits)}; {_AFTER}."
+        )
+        return RankFailure(sentence, tuple(died), method)
+    blamed = list(silent) or [rank for rank in errors if not late[rank]]
+    if not errors or any(late.values()):
+        who = _names(blamed, num_ranks) if blamed else "Every training rank"
+        hang = "hang" if len(blamed) > 1 else "hangs"
+        whom = "the others" if blamed else "all waited for one another and"
+        sentence = (
+            f"{who} {hang} {phase}: {whom} waited {limits.timeout:g} s "
+            f"(actor_rollout_ref.nccl_timeout) in vain{_where(blamed, limits)}; {_AFTER}."
+        )
+        return RankFailure(sentence, tuple(blamed), method)
+    first = next(iter(errors))
+    text = " ".join(str(getattr(errors[first], "cause", errors[first])).split())[:160]
+    sentence = (
+        f"{_names([first], num_ranks)} lost the connection to the others {phase} ({text})"
+        f"{_where([first], limits)}; {_AFTER}."
+    )
+    return RankFailure(sentence, (first,), method)
+
+
+def _succeeded(call: asyncio.Future[Any]) -> bool:
+    return call.done() and not call.cancelled() and call.exception() is None
+
+
+def _lost_peer(error: BaseException) -> bool:
+    """Whether an error is a rank's complaint that another one does not answer."""
+    cause = getattr(error, "cause", error) if isinstance(error, RayTaskError) else error
+    if isinstance(cause, dist.DistError):
+        return True
+    return isinstance(cause, RuntimeError) and _LOST_PEER.search(str(cause)) is not None
+
+
+def _late(error: BaseException, rank: int, seconds: float, limits: RankLimits) -> bool:
+    """Whether a rank failed because it had waited too long.
+
+    NCCL aborts such a process, which looks from here like any death; its log tells them apart.
+    """
+    if not isinstance(error, RayActorError):
+        return _LATE.search(str(error)) is not None
+    if seconds < limits.timeout:
+        return False
+    text = _tail(limits.logs[rank]) if rank < len(limits.logs) else None
+    return text is None or _LATE.search(text) is not None
+
+
+def _tail(path: Path) -> str | None:
+    """The end of a log; None where it cannot be read from here."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _LOG_TAIL))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return None
+
+
+def _out_of_memory(
+    rank: int, num_ranks: int, method: str, phase: str, cause: BaseException
+) -> RankFailure:
+    told = " ".join(str(cause).split(". ")[:2]).split("\n")[0][:160]
+    return RankFailure(
+        f"{_names([rank], num_ranks)} ran out of GPU memory {phase} ({told}): lower "
+        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu, or leave it more of the GPU with a "
+        "smaller gpu_memory_utilization of engine and judge.",
+        (rank,),
+        method,
+    )
+
+
+def _names(ranks: Sequence[int], num_ranks: int) -> str:
+    if len(ranks) == 1:
+        return f"Training rank {ranks[0]} of {num_ranks}"
+    return f"Training ranks {', '.join(map(str, ranks))} of {num_ranks}"
+
+
+def _where(ranks: Sequence[int], limits: RankLimits) -> str:
+    """Where to read more."""
+    files = [str(limits.logs[rank]) for rank in ranks if rank < len(limits.logs)]
+    return f"; its stderr is in {files[0]}" if files else ""
