@@ -82,8 +82,8 @@ def run(cfg: RunConfig, plan: Plan) -> int:
 
     Returns:
         0 when the run finished, or had finished before; ``COLLAPSED`` when it stopped itself, and
-        ``CHECK_FAILED`` when its numbers did not hold (``trainer.check_freq``), its judge failed, or
-        a training rank died or hung.
+        ``CHECK_FAILED`` when its numbers did not hold (``trainer.check_freq``), its judge failed,
+        or a training rank died or hung.
 
     Raises:
         UserError: Anything that the user can mend.

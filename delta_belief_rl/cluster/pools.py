@@ -24,8 +24,8 @@ from delta_belief_rl.cluster.judges import (
     least_accuracy,
 )
 from delta_belief_rl.cluster.ranks import RankLimits
+from delta_belief_rl.cluster.remote_engine import RemoteEngine
 from delta_belief_rl.cluster.vllm_replicas import (
-    RemoteEngine,
     VllmEngineWorker,
     VllmSettings,
 )

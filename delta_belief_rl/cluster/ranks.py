@@ -40,6 +40,10 @@ GRACE = 10.0
 """Seconds in which the others may still tell their part of a failure."""
 
 _AFTER = "the last checkpoint is as it was: start the run again to go on from it"
+_MORE_MEMORY = (
+    "lower actor_rollout_ref.actor.ppo_max_token_len_per_gpu, or leave it more of the GPU with a "
+    "smaller gpu_memory_utilization of engine and judge"
+)
 _LOST_PEER = re.compile(r"gloo|nccl|connection (closed|reset)|timed out", re.IGNORECASE)
 _LATE = re.compile(r"collective operation timeout|timed out", re.IGNORECASE)
 _LOG_TAIL = 200_000
@@ -199,34 +203,26 @@ def explain(
             continue
         cause = getattr(error, "cause", error)
         if isinstance(cause, torch.OutOfMemoryError):
-            return _out_of_memory(rank, num_ranks, method, phase, cause)
+            what = f"ran out of GPU memory {phase} ({_short(cause)}): {_MORE_MEMORY}."
+            return RankFailure(f"{_names([rank], num_ranks)} {what}", (rank,), method)
         return error
-    gone = [rank for rank, error in errors.items() if isinstance(error, RayActorError)]
-    late = {rank: _late(error, rank, seconds, limits) for rank, error in errors.items()}
-    died = [rank for rank in gone if not late[rank]]
-    if died:
-        why = "killed, out of the host's memory, or crashed"
-        sentence = (
-            f"{_names(died, num_ranks)} died {phase} ({why}){_where(died, limits)}; {_AFTER}."
+    late = {rank for rank, error in errors.items() if _late(error, rank, seconds, limits)}
+    early = [rank for rank in errors if rank not in late]
+    blamed = [rank for rank in early if isinstance(errors[rank], RayActorError)]
+    if blamed:
+        what = f"died {phase} (killed, out of the host's memory, or crashed)"
+    elif late or not errors:
+        blamed = list(silent) or early
+        whom = "the others" if blamed else "they"
+        what = (
+            f"hang{'s' if len(blamed) == 1 else ''} {phase}: {whom} waited {limits.timeout:g} s "
+            "(actor_rollout_ref.nccl_timeout) in vain"
         )
-        return RankFailure(sentence, tuple(died), method)
-    blamed = list(silent) or [rank for rank in errors if not late[rank]]
-    if not errors or any(late.values()):
-        who = _names(blamed, num_ranks) if blamed else "Every training rank"
-        hang = "hang" if len(blamed) > 1 else "hangs"
-        whom = "the others" if blamed else "all waited for one another and"
-        sentence = (
-            f"{who} {hang} {phase}: {whom} waited {limits.timeout:g} s "
-            f"(actor_rollout_ref.nccl_timeout) in vain{_where(blamed, limits)}; {_AFTER}."
-        )
-        return RankFailure(sentence, tuple(blamed), method)
-    first = next(iter(errors))
-    text = " ".join(str(getattr(errors[first], "cause", errors[first])).split())[:160]
-    sentence = (
-        f"{_names([first], num_ranks)} lost the connection to the others {phase} ({text})"
-        f"{_where([first], limits)}; {_AFTER}."
-    )
-    return RankFailure(sentence, (first,), method)
+    else:
+        blamed = early[:1]
+        what = f"lost the connection to the others {phase} ({_short(errors[blamed[0]])})"
+    who = _names(blamed, num_ranks) if blamed else "All training ranks"
+    return RankFailure(f"{who} {what}{_where(blamed, limits)}; {_AFTER}.", tuple(blamed), method)
 
 
 def _succeeded(call: asyncio.Future[Any]) -> bool:
@@ -264,17 +260,10 @@ def _tail(path: Path) -> str | None:
         return None
 
 
-def _out_of_memory(
-    rank: int, num_ranks: int, method: str, phase: str, cause: BaseException
-) -> RankFailure:
-    told = " ".join(str(cause).split(". ")[:2]).split("\n")[0][:160]
-    return RankFailure(
-        f"{_names([rank], num_ranks)} ran out of GPU memory {phase} ({told}): lower "
-        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu, or leave it more of the GPU with a "
-        "smaller gpu_memory_utilization of engine and judge.",
-        (rank,),
-        method,
-    )
+def _short(error: BaseException) -> str:
+    """The beginning of what an error says, without the dots that would end a sentence."""
+    text = " ".join(str(getattr(error, "cause", error)).split())
+    return text[:160].replace(". ", "; ").rstrip(". ")
 
 
 def _names(ranks: Sequence[int], num_ranks: int) -> str:

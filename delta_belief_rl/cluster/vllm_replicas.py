@@ -1,4 +1,4 @@
-"""The policy engine on vLLM as a pool: its Ray actor, and how the rollout reaches it.
+"""The policy engine on vLLM as a Ray actor; ``remote_engine`` is how the rollout reaches it.
 
 A replica is asynchronous all the way: every game waits for its own request, and vLLM batches what
 is there. vLLM itself is imported in the actor's process only.
@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import ray
-from ray.exceptions import RayError, RayTaskError
 
+from delta_belief_rl.cluster.remote_engine import Outbox
 from delta_belief_rl.cluster.workers import SyncReport
 from delta_belief_rl.config.schema import RunConfig
 from delta_belief_rl.engines.base import (
@@ -53,6 +53,7 @@ class VllmEngineWorker:
         self._settings = settings
         self._starting = asyncio.Lock()
         self._started: Any = None
+        self._outbox: Outbox[Completion] = Outbox()
 
     async def _engine(self) -> Any:
         async with self._starting:
@@ -60,9 +61,15 @@ class VllmEngineWorker:
                 self._started = await start_vllm(self._settings.cfg, self._settings.device)
         return self._started
 
-    async def generate(self, request: GenRequest) -> Completion:
-        """The completion of one request."""
-        return await (await self._engine()).generate(request)
+    async def submit(self, numbered: list[tuple[int, GenRequest]]) -> None:
+        """Take requests over; ``collect`` hands their completions out by the same numbers."""
+        engine = await self._engine()
+        for number, request in numbered:
+            self._outbox.add(number, engine.generate(request))
+
+    async def collect(self) -> list[tuple[int, Completion | EngineFailure]]:
+        """What has finished since the last call, at least one request's end."""
+        return await self._outbox.collect()
 
     async def generate_all(self, requests: list[GenRequest]) -> list[Completion]:
         """The completions of one game's requests, in their order."""
@@ -99,43 +106,3 @@ class VllmEngineWorker:
     async def memory(self) -> list[dict[str, int]]:
         """Bytes that each worker of the engine holds."""
         return await (await self._engine()).memory()
-
-
-class RemoteEngine:
-    """A replica as the rollout sees it (``BranchEngine``).
-
-    Args:
-        replica: Handle of ``VllmEngineWorker``.
-    """
-
-    def __init__(self, replica: Any) -> None:
-        self._replica = replica
-
-    async def generate(self, request: GenRequest) -> Completion:
-        """Wait for the completion of one request.
-
-        Raises:
-            EngineFailure: The replica or its engine is gone.
-        """
-        return await self._ask("generate", request)
-
-    async def generate_all(self, requests: Sequence[GenRequest]) -> list[Completion]:
-        """Wait for all completions, in the order of the requests; raises as ``generate``."""
-        return await self._ask("generate_all", list(requests))
-
-    async def score_all(self, requests: Sequence[TailRequest]) -> list[np.ndarray]:
-        """Wait for the log-probs of each tail, in order; raises as ``generate``."""
-        return await self._ask("score_all", list(requests))
-
-    async def release(self, session: str) -> None:
-        """Forget a game; raises as ``generate``."""
-        await self._ask("release", session)
-
-    async def _ask(self, method: str, *args: Any) -> Any:
-        try:
-            return await getattr(self._replica, method).remote(*args)
-        except RayTaskError as error:
-            raise EngineFailure(f"the engine's {method} failed: {error.cause}") from error
-        except RayError as error:
-            text = " ".join(str(error).split())
-            raise EngineFailure(f"the engine's process is gone: {text}") from error

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import ray
+import torch
 
 from delta_belief_rl.belief.branched import ScoreRequest
 from delta_belief_rl.cluster.ranks import join_ranks, stack_after, write_errors_to
@@ -110,7 +111,9 @@ class ActorWorker:
     def score(self, games: Sequence[ScoreRequest]) -> list[GameScore]:
         """Log-probs and beliefs of this rank's games, perhaps of none."""
         with stack_after(self._patience):
-            return self.actor.score(games)
+            scores = self.actor.score(games)
+        self._give_back()
+        return scores
 
     def update(
         self,
@@ -119,7 +122,14 @@ class ActorWorker:
     ) -> dict[str, tuple[float, float]]:
         """Run this rank's part of an update plan; metrics are (sum, count) pairs."""
         with stack_after(self._patience):
-            return self.actor.update(steps, training_step)
+            metrics = self.actor.update(steps, training_step)
+        self._give_back()
+        return metrics
+
+    def _give_back(self) -> None:
+        """Hand what PyTorch keeps for later back to the GPU: a sleeping engine needs it."""
+        if self._settings.device != "cpu":
+            torch.cuda.empty_cache()
 
     def usage(self) -> RankUsage:
         """Time, operations and memory since the last call."""

@@ -27,7 +27,7 @@ from tests.unit import training_fakes as fakes
 
 pytestmark = pytest.mark.fault
 
-TIMEOUT = 4.0
+TIMEOUT = 8.0
 """Seconds that a collective of these tests may take where a rank hangs."""
 
 
@@ -75,7 +75,7 @@ def test_L11_a_rank_that_is_killed_or_hangs_is_named_with_its_phase(
     assert "start the run again" in str(failure)
     assert "\n" not in str(failure)
     assert (failure.ranks, failure.phase) == ((1,), phase)
-    assert outcome.seconds < 40
+    assert outcome.seconds < 60
     if fault == "hang":
         assert outcome.seconds >= TIMEOUT
         # The log says where it hangs.
@@ -138,7 +138,7 @@ def test_answers_come_in_the_order_of_the_ranks() -> None:
         ([Rank(0.0), Rank(None)], (1,), "rank 1 of 2 hangs while games"),
         # It woke up too late and found nobody.
         ([Rank(0.0, LATE), Rank(0.1, CLOSED)], (1,), "rank 1 of 2 hangs while games"),
-        ([Rank(0.0, LATE), Rank(0.0, LATE)], (), "Every training rank hangs while games"),
+        ([Rank(0.0, LATE), Rank(0.0, LATE)], (), "All training ranks hang while games"),
         ([Rank(0.0, CLOSED), Rank(0.0, CLOSED)], (0,), "rank 0 of 2 lost the connection"),
         ([Rank(0.0, ActorDiedError())], (0,), "rank 0 of 1 died while games were scored"),
     ],
@@ -155,12 +155,12 @@ def test_L11_the_rank_that_is_named_is_the_one_that_was_waited_for(
 
 @pytest.mark.usefixtures("_short_grace")
 def test_U1_too_little_memory_of_a_rank_is_a_sentence_with_a_cure() -> None:
-    full = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has ...")
+    full = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
     with pytest.raises(RankFailure) as caught:
         ask(Rank(None), Rank(0.0, task_error(full)))
     assert caught.value.ranks == (1,)
     assert str(caught.value) == (
-        "Training rank 1 of 2 ran out of GPU memory while games were scored (CUDA out of memory "
+        "Training rank 1 of 2 ran out of GPU memory while games were scored (CUDA out of memory; "
         "Tried to allocate 2.00 GiB): lower actor_rollout_ref.actor.ppo_max_token_len_per_gpu, or "
         "leave it more of the GPU with a smaller gpu_memory_utilization of engine and judge."
     )

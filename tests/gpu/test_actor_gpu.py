@@ -213,6 +213,32 @@ def test_logits_are_kept_in_float32_and_their_gradients_reach_rows_and_weights()
         torch.testing.assert_close(got.double(), want, rtol=2**-7, atol=0.05)
 
 
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_fused_scores_and_their_gradients_are_those_of_float64(temperature: float) -> None:
+    from delta_belief_rl.models.fused_head import fused_scores
+
+    generator = torch.Generator("cuda").manual_seed(0)
+    rows = torch.randn(33, 256, device="cuda", generator=generator).bfloat16().requires_grad_()
+    # More than one block of logits, and a last one that is not full.
+    weight = (torch.randn(9001, 256, device="cuda", generator=generator) * 0.2).bfloat16()
+    weight.requires_grad_()
+    targets = torch.randint(0, 9001, (33,), device="cuda", generator=generator)
+    logp, entropy = fused_scores(rows, weight, targets, temperature)
+    leaves = [x.detach().double().requires_grad_() for x in (rows, weight)]
+    exact = torch.log_softmax(leaves[0] @ leaves[1].t() / temperature, -1)
+    want = exact.gather(-1, targets[:, None])[:, 0]
+    want_entropy = -(exact.exp() * exact).sum(-1)
+    torch.testing.assert_close(logp.double(), want, rtol=0, atol=1e-4)
+    torch.testing.assert_close(entropy.double(), want_entropy, rtol=0, atol=1e-4)
+    pull, bonus = torch.randn(2, 33, device="cuda", generator=generator)
+    (logp @ pull + entropy @ bonus).backward()
+    (want @ pull.double() + want_entropy @ bonus.double()).backward()
+    for got, leaf in zip((rows.grad, weight.grad), leaves, strict=True):
+        assert got is not None
+        assert leaf.grad is not None
+        assert (got.double() - leaf.grad).norm() < 0.01 * leaf.grad.norm()
+
+
 def test_float32_products_of_half_precision_matrices_are_not_rounded() -> None:
     generator = torch.Generator("cuda").manual_seed(0)
     left = torch.randn(4096, 96, device="cuda", generator=generator).bfloat16()

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from peft import PeftModel
 from test_chat import CHATML, tokenizer
 from transformers import PreTrainedModel
 
 from delta_belief_rl.cli import main as cli
+from delta_belief_rl.config.checkpoints import read_checkpoint
 from delta_belief_rl.envs.base import JudgeReply, JudgeRequest
 from delta_belief_rl.envs.worlds.grammar import Grammar
 from delta_belief_rl.envs.worlds.players import sentence
@@ -21,13 +24,14 @@ from delta_belief_rl.judge.build import HfJudgeSettings, build_judge
 from delta_belief_rl.judge.llm_judge import LlmJudgeSettings
 from delta_belief_rl.judge.prompts import judge_messages
 from delta_belief_rl.judge.rules_judge import WorldJudge
+from delta_belief_rl.models.loading import load_causal_lm
 from delta_belief_rl.text.chat import ChatFormat
 from delta_belief_rl.trainer.teach import main as teach_main
 from delta_belief_rl.trainer.teach.cases import CaseMaker, HeldOut, hold_out
 from delta_belief_rl.trainer.teach.feed import PromptEncoder, lesson, step_cases
 from delta_belief_rl.trainer.teach.main import judge_tokenizer, teach_judge
 from delta_belief_rl.trainer.teach.measure import measure
-from delta_belief_rl.trainer.teach.settings import TeachSettings
+from delta_belief_rl.trainer.teach.settings import Precision, TeachSettings, suited
 from delta_belief_rl.trainer.teach.train import Heads, TeachPoint, answer_loss, teach
 from delta_belief_rl.trainer.teach.tree import TREE_ATTENTION, tree_batch
 from delta_belief_rl.trainer.warmup.model import ModelSizes, build_model
@@ -231,6 +235,24 @@ def test_the_heads_do_not_learn_held_out_pairs() -> None:
     assert losses[0] == losses[1] != losses[2]
 
 
+@pytest.mark.parametrize("bare_share", [0.0, 0.5])
+def test_processes_that_prepare_lessons_change_none_of_them(bare_share: float) -> None:
+    cases = maker()
+    _, chat = pupil(cases)
+    settings = replace(SETTINGS, bare_share=bare_share, steps=6)
+    found = [
+        [next(feed) for _ in range(6)]
+        for feed in (lessons(cases, chat, replace(settings, workers=n)) for n in (0, 2))
+    ]
+    for alone, helped in zip(*found, strict=True):
+        assert torch.equal(alone.batch.input_ids, helped.batch.input_ids)
+        assert torch.equal(alone.batch.targets, helped.batch.targets)
+        assert torch.equal(alone.rows, helped.rows)
+        assert torch.equal(alone.columns, helped.columns)
+    lengths = [one.batch.shape.rules for one in found[0]]
+    assert (lengths[0] < lengths[-1]) == (bare_share > 0)
+
+
 # --- learning
 
 
@@ -259,6 +281,17 @@ def test_minutes_end_the_training() -> None:
     curve = teach(model, chat, cases, replace(SETTINGS, steps=None, minutes=0.01))
     assert curve[-1].share == 1.0
     assert 0.6 <= curve[-1].seconds < 10
+
+
+def test_half_precision_products_leave_the_weights_in_float32() -> None:
+    cases = maker()
+    model, chat = pupil(cases)
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    curve = teach(model, chat, cases, replace(SETTINGS, precision="bfloat16"))
+    assert curve[-1].loss < 0.6 * curve[0].loss
+    after = model.state_dict()
+    assert all(weight.dtype is torch.float32 for weight in after.values())
+    assert not all(torch.equal(before[name], after[name]) for name in before)
 
 
 # --- the measure
@@ -329,6 +362,51 @@ def test_a_taught_judge_can_be_taught_further(folder: Path, tmp_path: Path) -> N
     assert report["curve"][0]["loss"] < first["curve"][0]["loss"]
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_an_adapter_is_kept_beside_the_judge_that_it_made(
+    folder: Path, tmp_path: Path, precision: Precision
+) -> None:
+    out = tmp_path / "adapted"
+    settings = replace(
+        SETTINGS, base=str(folder), lora_rank=4, precision=precision, steps=4, lr=0.02, measured=4
+    )
+    report = teach_judge(WORLD, settings, out)
+    first = json.loads((folder / "teach.json").read_text())
+    assert report["parameters"] == first["parameters"]
+    base = load_causal_lm(folder)
+    adapted = PeftModel.from_pretrained(load_causal_lm(folder), out / "adapter")
+    merged = adapted.merge_and_unload().state_dict()
+    taught = load_causal_lm(out).state_dict()
+    assert taught.keys() == merged.keys()
+    moved = 0
+    for name, weight in base.state_dict().items():
+        torch.testing.assert_close(taught[name], merged[name], rtol=1e-2, atol=1e-2)
+        moved += not torch.equal(taught[name], weight)
+    assert moved >= 14
+
+
+def test_a_judge_is_stored_in_its_bases_number_format(folder: Path, tmp_path: Path) -> None:
+    base = tmp_path / "half"
+    shutil.copytree(folder, base)
+    load_causal_lm(folder, torch.bfloat16).save_pretrained(base)
+    settings = replace(SETTINGS, base=str(base), steps=1, measured=2)
+    teach_judge(WORLD, settings, tmp_path / "out")
+    stored = read_checkpoint(tmp_path / "out")
+    assert stored is not None
+    assert {tensor.dtype for tensor in stored.tensors.values()} == {"BF16"}
+
+
+def test_what_suits_a_base_or_a_gpu_differs_from_the_defaults() -> None:
+    assert suited(None, "cpu", False, 8) == {}
+    whole, adapter = (suited("x", "cpu", lora, 8) for lora in (False, True))
+    assert whole["lr"] < adapter["lr"] < TeachSettings().lr
+    assert whole["bare_share"] == 0.0
+    on_gpu = suited(None, "cuda", False, 16)
+    assert on_gpu["precision"] == "bfloat16"
+    assert on_gpu["workers"] == 12
+    assert suited(None, "cuda", False, 1)["workers"] == 0
+
+
 def test_the_folder_appears_whole_or_not_at_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -353,6 +431,10 @@ def test_the_folder_appears_whole_or_not_at_all(
         (("--steps", "0"), "at least one step"),
         (("--minutes", "0"), "minutes above 0"),
         (("--size", "tiny", "--base", "there"), "give one of the two"),
+        (("--lora-rank", "4"), "give --base"),
+        (("--lr", "0"), "learning rate above 0"),
+        (("--secrets", "0"), "above 0"),
+        (("--workers", "-1"), "negative"),
         (("--world", "narnia"), "narnia"),
         (("--base", "./nowhere"), "nowhere"),
     ],
@@ -376,3 +458,7 @@ def test_the_verb_teaches_and_the_audit_asks(
     cli.main([*asked, "--against", "env=everyday", "judge=world"])
     found = json.loads(capsys.readouterr().out)
     assert any(name.startswith("hf ") for name in found["judges"])
+    made = next(one for name, one in found["made"].items() if name.startswith("hf "))
+    assert made["quantisation"] == "none"
+    assert made["torch"] == torch.__version__
+    assert found["made"]["world"] == {"engine": "world"}

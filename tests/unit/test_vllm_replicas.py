@@ -9,12 +9,13 @@ import pytest
 from ray.exceptions import ActorDiedError, RayTaskError
 
 from delta_belief_rl.cluster import pools
-from delta_belief_rl.cluster.vllm_replicas import RemoteEngine
+from delta_belief_rl.cluster.remote_engine import Outbox, RemoteEngine
 from delta_belief_rl.config.availability import unavailable
 from delta_belief_rl.config.compose import load_config
 from delta_belief_rl.engines.base import (
     BranchEngine,
     Completion,
+    EngineStateError,
     FinishReason,
     GenRequest,
     SamplingParams,
@@ -50,9 +51,58 @@ class Replica:
         return future
 
 
+class Call:
+    """One method of a handle: ``remote`` begins it."""
+
+    def __init__(self, method: Any, made: list[str]) -> None:
+        self._method, self._made = method, made
+
+    def remote(self, *args: Any) -> asyncio.Task[Any]:
+        self._made.append(self._method.__name__)
+        return asyncio.get_running_loop().create_task(self._method(*args))
+
+
+class Desk:
+    """What ``VllmEngineWorker`` does with requests, around an engine of the test."""
+
+    def __init__(self, generate: Any) -> None:
+        self._generate, self._outbox = generate, Outbox[Completion]()
+
+    async def submit(self, numbered: list[tuple[int, GenRequest]]) -> None:
+        for number, request in numbered:
+            self._outbox.add(number, self._generate(request))
+
+    async def collect(self) -> Any:
+        return await self._outbox.collect()
+
+    async def release(self, session: str) -> None:
+        pass
+
+
+class Worker:
+    """A handle of a ``Desk``; ``made`` lists the calls that went through it."""
+
+    def __init__(self, generate: Any) -> None:
+        self._desk, self.made = Desk(generate), list[str]()
+
+    def __getattr__(self, name: str) -> Call:
+        return Call(getattr(self._desk, name), self.made)
+
+
+def answer_to(request: GenRequest) -> Completion:
+    return Completion(request.session, (3,), (-0.5,), FinishReason.STOP, 4)
+
+
+def requests(count: int) -> list[GenRequest]:
+    return [GenRequest(f"g{i}", (1, 2), i, SamplingParams()) for i in range(count)]
+
+
+async def at_once(request: GenRequest) -> Completion:
+    return answer_to(request)
+
+
 def test_a_remote_engine_is_an_engine_and_hands_answers_on() -> None:
-    answer = Completion("g", (3,), (-0.5,), FinishReason.STOP, 4)
-    engine = RemoteEngine(Replica(answer))
+    engine = RemoteEngine(Worker(at_once))
     assert isinstance(engine, BranchEngine)
 
     async def play() -> Completion:
@@ -61,7 +111,82 @@ def test_a_remote_engine_is_an_engine_and_hands_answers_on() -> None:
         await router.release("g")
         return completion
 
-    assert asyncio.run(play()) == answer
+    assert asyncio.run(play()) == answer_to(REQUEST)
+
+
+def test_requests_of_one_round_travel_together_and_so_do_their_answers() -> None:
+    worker = Worker(at_once)
+    asked = requests(200)
+
+    async def play() -> list[Completion]:
+        engine = RemoteEngine(worker)
+        return list(await asyncio.gather(*(engine.generate(request) for request in asked)))
+
+    assert asyncio.run(play()) == [answer_to(request) for request in asked]
+    assert worker.made.count("submit") == 1
+    assert worker.made.count("collect") <= 2
+
+
+def test_a_game_goes_on_with_its_own_answer_while_a_slow_one_is_waited_for() -> None:
+    async def play() -> list[str]:
+        gate, order = asyncio.Event(), list[str]()
+
+        async def generate(request: GenRequest) -> Completion:
+            if request.session == "g0":
+                await gate.wait()
+            return answer_to(request)
+
+        engine = RemoteEngine(Worker(generate))
+
+        async def game(request: GenRequest, turns: int) -> None:
+            for _ in range(turns):
+                await engine.generate(request)
+            order.append(request.session)
+
+        slow, fast = requests(2)
+        running = asyncio.gather(game(slow, 1), game(fast, 3))
+        while not order:
+            await asyncio.sleep(0.001)
+        gate.set()
+        await running
+        return order
+
+    assert asyncio.run(asyncio.wait_for(play(), 10)) == ["g1", "g0"]
+
+
+@pytest.mark.parametrize("error", [EngineFailure("gone"), EngineStateError("asleep"), KeyError(1)])
+def test_H2_a_request_that_fails_fails_alone(error: Exception) -> None:
+    async def generate(request: GenRequest) -> Completion:
+        if request.session == "g1":
+            raise error
+        return answer_to(request)
+
+    async def play() -> list[Any]:
+        engine = RemoteEngine(Worker(generate))
+        calls = (engine.generate(request) for request in requests(3))
+        return list(await asyncio.gather(*calls, return_exceptions=True))
+
+    first, second, third = asyncio.run(asyncio.wait_for(play(), 10))
+    assert isinstance(second, EngineFailure)
+    assert [first.session, third.session] == ["g0", "g2"]
+
+
+def test_a_game_that_is_cancelled_leaves_the_others_alone() -> None:
+    async def play() -> Completion:
+        gate = asyncio.Event()
+
+        async def generate(request: GenRequest) -> Completion:
+            await gate.wait()
+            return answer_to(request)
+
+        engine = RemoteEngine(Worker(generate))
+        one, other = (asyncio.create_task(engine.generate(request)) for request in requests(2))
+        await asyncio.sleep(0.01)
+        one.cancel()
+        gate.set()
+        return await other
+
+    assert asyncio.run(asyncio.wait_for(play(), 10)).session == "g1"
 
 
 @pytest.mark.parametrize(
@@ -114,10 +239,6 @@ def test_only_engines_on_gpus_that_are_told_to_sleep_do() -> None:
 def test_what_vllm_cannot_do_is_refused() -> None:
     gpus = ["actor_rollout_ref.device=auto", "actor_rollout_ref.ngpus=2"]
     wide = unavailable(load_config([*VLLM, *gpus])[0])
-    assert any("an engine of its own" in line for line in wide)
     assert any("fixed order" in line for line in wide)
-    fine = [
-        "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
-        "actor_rollout_ref.rollout.deterministic=false",
-    ]
+    fine = ["actor_rollout_ref.rollout.deterministic=false"]
     assert unavailable(load_config([*VLLM, *gpus, *fine])[0]) == []

@@ -158,12 +158,14 @@ def test_a_judge_on_vllm_is_asked_for_plain_facts(
     left = [word for name in doctor.CHECKS if name != "judge" for word in ("--skip", name)]
     judge = [
         "judge_rollout.name=vllm",
-        f"judge_rollout.model.path={tiny.save_model(tmp_path)}",
+        f"judge_rollout.model.path={tiny.save_model(tmp_path, 1024)}",
         "judge_rollout.cot=false",
-        "judge_rollout.rollout.prompt_length=240",
+        # Which takes babble for an answer.
+        "judge_rollout.parser=published",
+        "judge_rollout.rollout.prompt_length=1000",
         "judge_rollout.rollout.response_length=8",
         "judge_rollout.rollout.max_num_seqs=16",
-        "judge_rollout.rollout.max_num_batched_tokens=512",
+        "judge_rollout.rollout.max_num_batched_tokens=1024",
         f"judge_rollout.rollout.kv_cache_memory_bytes={64 << 20}",
     ]
     assert cli(["doctor", "--json", "experiment=quickstart", *judge, *left]) == 1
@@ -174,6 +176,7 @@ def test_a_judge_on_vllm_is_asked_for_plain_facts(
     assert check["name"] == "judge_facts"
     assert check["passed"] is False
     assert 0.2 < check["value"] <= 1.0
+    assert ", 0 without an answer" in check["note"]
     assert "attention" in check["note"]
     assert all_gone(engine_pids(os.getpid()), 20.0)
 

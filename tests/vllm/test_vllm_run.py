@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -49,15 +48,15 @@ def judge_words(folder: Path) -> list[str]:
         f"judge_rollout.model.path={folder}",
         "judge_rollout.parser=published",
         "judge_rollout.cot=false",
-        "judge_rollout.rollout.prompt_length=240",
+        "judge_rollout.rollout.prompt_length=1000",
         "judge_rollout.rollout.response_length=8",
         "judge_rollout.rollout.max_num_seqs=16",
-        "judge_rollout.rollout.max_num_batched_tokens=512",
+        "judge_rollout.rollout.max_num_batched_tokens=1024",
         f"judge_rollout.rollout.kv_cache_memory_bytes={CACHE}",
     ]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def cluster() -> Iterator[None]:
     with ray_session(RayInit(), 4, 0):
         yield
@@ -73,17 +72,17 @@ def engine_of(actor: Any) -> int:
 def test_J1_J2_a_judge_whose_engine_is_killed_is_replaced_and_every_question_is_answered(
     cluster: None, tmp_path: Path
 ) -> None:
-    folder = tiny.save_model(tmp_path)
+    folder = tiny.save_model(tmp_path, 1024)
     cfg, plan, _ = prepare(["experiment=quickstart", *judge_words(folder)])
     judges = pools._start_judges(cfg, plan, book_gpus(0, START_SECONDS), START_SECONDS)
     ray.get([actor.answer.remote([]) for actor in judges.actors], timeout=START_SECONDS)
-    restarts: list[tuple[int, float]] = []
+    restarts: list[int] = []
     pool = JudgePool(
         judges.calls(),
         PATIENCE,
         failures=(ray.exceptions.RayError,),
         restart=judges.restarter(START_SECONDS, None),
-        on_restart=lambda lane, reason: restarts.append((lane, time.monotonic())),
+        on_restart=lambda lane, _: restarts.append(lane),
     )
     victim, other = (engine_of(actor) for actor in judges.actors)
     assert victim != other
@@ -101,13 +100,12 @@ def test_J1_J2_a_judge_whose_engine_is_killed_is_replaced_and_every_question_is_
         assert pool.stats().restarts == 1
         while pool._lanes[0].call is None:
             await asyncio.sleep(0.1)
-        assert restarts[0][1] + PATIENCE.restart_backoff <= time.monotonic()
         os.kill(other, signal.SIGKILL)
-        # Only the replica that was started again is there for these.
+        # The replica that was started again is alone with these.
         assert await ask(8) == {Verdict.INVALID}
 
     asyncio.run(asyncio.wait_for(play(), START_SECONDS))
-    assert [lane for lane, _ in restarts] == [0, 1]
+    assert restarts == [0, 1]
     run: Any = SimpleNamespace(judge=pool)
     metrics = judge_metrics(run, games=3)
     assert metrics["judge/restarts"] == 2.0

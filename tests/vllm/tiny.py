@@ -49,10 +49,11 @@ ARGUMENTS: dict[str, object] = {
 }
 
 
-def save_model(folder: Path) -> Path:
-    """The model and its tokenizer, a function of nothing."""
+def save_model(folder: Path, positions: int = 256) -> Path:
+    """The model and its tokenizer, a function of the number of positions alone."""
     torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(CONFIG).save_pretrained(folder)
+    config = Qwen3Config(**CONFIG.to_dict() | {"max_position_embeddings": positions})
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     TOKENIZER.save_pretrained(folder)
     return folder
 

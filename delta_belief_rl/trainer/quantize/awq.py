@@ -104,6 +104,8 @@ def quantize(settings: QuantizeSettings) -> dict[str, Any]:
         _apply(model, texts, settings, group_size)
         model.to(stored).save_pretrained(beside, save_compressed=True)
         tokenizer.save_pretrained(beside)
+        for weights in beside.glob("*.safetensors"):
+            weights.chmod(0o644)
         seconds = time.perf_counter() - began
         del model
         found = compare_folder(beside, texts, before, settings)
