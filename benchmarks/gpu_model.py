@@ -54,7 +54,8 @@ def build_actor(
     name = str(dtype).removeprefix("torch.")
     # Without a step in any direction all ways meet the same weights; the work is the same.
     still = OptimizerSettings(lr=0.0, weight_decay=0.0)
-    options = {"adapter": LORA, "device": DEVICE, "dtype": name, "optimizer": still} | changes
+    options: dict[str, Any] = {"adapter": LORA, "device": DEVICE, "dtype": name}
+    options |= {"optimizer": still, "grad_clip": 1e9} | changes
     settings = ActorSettings(model_path="", **options)
     actor = PolicyActor(settings, base=base.to(dtype).eval())
     torch.manual_seed(1)

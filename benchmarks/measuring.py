@@ -87,7 +87,7 @@ class Part:
         width = max(map(len, (*(row.name for row in self.rows), *self.shares)))
         for row in self.rows:
             tokens = f"{row.tokens:>9,} tokens" if row.tokens else " " * 16
-            facts = "".join(f"  {value:,.4g} {name}" for name, value in row.facts.items())
+            facts = "".join(f"  {_short(value)} {name}" for name, value in row.facts.items())
             lines.append(
                 f"  {row.name:<{width}} {row.median:8.3f} s  ({min(row.seconds):.3f} .. "
                 f"{max(row.seconds):.3f})  {tokens}  {self.ratio(row):5.2f} x{facts}"
@@ -98,6 +98,10 @@ class Part:
             verdict = "ok" if check.ok else "DIFFERENT"
             lines.append(f"  {check.name}: {check.value:.3g} (bound {check.bound:g}) {verdict}")
         return "\n".join(lines)
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def interleaved(ways: Sequence[tuple[str, Callable[[], T]]], repeats: int) -> list[tuple[T, Row]]:

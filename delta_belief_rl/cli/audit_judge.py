@@ -15,6 +15,7 @@ from delta_belief_rl.config.paths import find_model
 from delta_belief_rl.config.rules_pools import judge as judge_rules
 from delta_belief_rl.config.schema import RunConfig
 from delta_belief_rl.config.versions import find_version
+from delta_belief_rl.engines.pump import EngineFailure
 from delta_belief_rl.envs.base import Judge
 from delta_belief_rl.envs.worlds.table import load_world
 from delta_belief_rl.eval.agreement import DRAWS, Agreement, agreement
@@ -147,6 +148,10 @@ def _asked(
             on_progress=_Progress(name, len(questions) * settings.rounds),
         )
         return answered, _made(cfg, judge)
+    except EngineFailure as error:
+        raise UserError(
+            f"The judge {name} stopped while it was asked ({error}): its last messages say why."
+        ) from error
     finally:
         if isinstance(judge, VllmJudge):
             judge.close()

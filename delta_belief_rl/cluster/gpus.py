@@ -70,9 +70,16 @@ def book_gpus(count: int, deadline: float) -> BookedGpus:
             f"The run needs {count} GPUs but Ray has only {free:g} more free after "
             f"{deadline:g} s: lower the pools, or end what uses the others."
         ) from error
-    # In the order of the machine, so that the plan's numbers are those of the job.
-    return BookedGpus(tuple(sorted(devices, key=_number)), tuple(holders))
+    return BookedGpus(in_order(devices), tuple(holders))
 
 
-def _number(device: str) -> tuple[int, str]:
-    return (int(device), "") if device.isdigit() else (0, device)
+def in_order(devices: Sequence[str]) -> tuple[str, ...]:
+    """Names of GPUs in the order of the machine, so that the plan's numbers are those of the job.
+
+    Example:
+        >>> in_order(["10", "9"])
+        ('9', '10')
+    """
+    return tuple(
+        sorted(devices, key=lambda device: (int(device) if device.isdigit() else 0, device))
+    )

@@ -105,8 +105,13 @@ def join_ranks(
 
 
 def write_errors_to(path: Path) -> None:
-    """Let everything that this process says on stderr, its C++ parts included, go to a file."""
+    """Let everything that this process says on stderr, its C++ parts included, go to a new file.
+
+    The file of an earlier start stays beside it, with ``.old`` at its end.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists():
+        path.replace(path.with_name(f"{path.name}.old"))
     with path.open("ab") as file:
         os.dup2(file.fileno(), 2)
 

@@ -133,7 +133,10 @@ def judge_engine_args(
         "model": judge.model.path,
         **_common(config, engine, judge.ngpus, engine.max_model_len or longest),
     }
-    if engine.quantization is not None:
+    # By the plain name some versions take AWQ's own kernel, several times slower than Marlin; left
+    # to itself each takes its best one for what the checkpoint says.
+    own_choice = engine.quantization == "awq" and engine.marlin == "auto"
+    if engine.quantization is not None and not own_choice:
         kwargs["quantization"] = engine.quantization
     kernels = kernel_switches(capability, engine.marlin, version, environ)
     return _finish("judge_rollout", kwargs, engine, kernels, known, version)

@@ -36,8 +36,17 @@ ENVIRONMENT = {
     # The other runner has a sampler that the worker extension does not know.
     "VLLM_USE_V2_MODEL_RUNNER": "0",
     "VLLM_NO_USAGE_STATS": "1",
+    # FlashInfer's sampler is compiled for a minute or more at the first start, and takes no seeds
+    # of single requests, which every request here has.
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
 }
 """Environment of the process that starts an engine."""
+
+CPU_CACHE_BYTES = 1 << 30
+"""Key-value cache of an engine on CPUs where its size is not set; else it is half of the memory."""
+CPU_BLOCK = 32
+"""Tokens of a block of it where that is not set. Only whole blocks are found again, and a short
+game never fills one of vLLM's own 128."""
 
 _PREFIX = "base_model.model."
 _HALF = re.compile(r"\.lora_(A|B)\.weight$")
@@ -108,6 +117,30 @@ def engine_arguments(
     backend = {"distributed_executor_backend": "uni" if parallel == 1 else "mp"}
     defaults: dict[str, object] = {"enable_prefix_caching": True, "disable_log_stats": True}
     return {**defaults, **backend, **given, **needed}
+
+
+def cpu_arguments(given: Mapping[str, object], dtype: str) -> dict[str, object]:
+    """The arguments of an engine on CPUs, where vLLM has no sleep.
+
+    No prompt is split over two passes: vLLM takes the draw after a first part back by turning its
+    generator back, which generators on CPUs cannot do, and the engine's process ends.
+
+    Args:
+        given: Arguments for a GPU; ``max_num_batched_tokens`` and ``max_model_len`` are among them.
+        dtype: The number format.
+    """
+    tokens, longest = given["max_num_batched_tokens"], given["max_model_len"]
+    assert isinstance(tokens, int)
+    assert isinstance(longest, int)
+    return {
+        **given,
+        "dtype": dtype,
+        "enable_sleep_mode": False,
+        "enable_chunked_prefill": False,
+        "max_num_batched_tokens": max(tokens, longest),
+        "kv_cache_memory_bytes": given.get("kv_cache_memory_bytes") or CPU_CACHE_BYTES,
+        "block_size": given.get("block_size") or CPU_BLOCK,
+    }
 
 
 def max_lora_rank(rank: int) -> int:

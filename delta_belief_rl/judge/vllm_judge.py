@@ -13,11 +13,9 @@ from delta_belief_rl.config.engine_args import judge_engine_args
 from delta_belief_rl.config.gpus import lowest_capability, read_gpus
 from delta_belief_rl.config.schema import RunConfig
 from delta_belief_rl.engines.kernels import describe_kernels
+from delta_belief_rl.engines.vllm_args import cpu_arguments
 from delta_belief_rl.judge.llm_judge import LlmJudge, LlmJudgeSettings
 from delta_belief_rl.text.chat import ChatFormat
-
-CPU_CACHE_BYTES = 1 << 30
-"""Key-value cache of a replica on CPUs where its size is not set; else it is half of the memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +63,7 @@ class VllmJudge(LlmJudge):
         os.environ.update(args.env)
         kwargs = dict(args.kwargs)
         if settings.device == "cpu":
-            kwargs |= cpu_arguments(settings.cfg)
+            kwargs = cpu_arguments(kwargs, cpu_format(settings.cfg))
             # Otherwise every replica binds its threads to the same first cores.
             os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         self._text = VllmTextEngine(kwargs, chat)
@@ -93,11 +91,6 @@ class VllmJudge(LlmJudge):
         self._text.close()
 
 
-def cpu_arguments(cfg: RunConfig) -> dict[str, object]:
-    """What differs on CPUs: vLLM has no sleep there, no limit to its cache, and no half formats."""
-    engine = cfg.judge_rollout.rollout
-    return {
-        "dtype": "bfloat16" if engine.dtype == "bfloat16" else "float32",
-        "enable_sleep_mode": False,
-        "kv_cache_memory_bytes": engine.kv_cache_memory_bytes or CPU_CACHE_BYTES,
-    }
+def cpu_format(cfg: RunConfig) -> str:
+    """The number format on CPUs, which have no float16."""
+    return "bfloat16" if cfg.judge_rollout.rollout.dtype == "bfloat16" else "float32"

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     PretrainedConfig,
@@ -42,6 +43,7 @@ __all__ = [
     "load_causal_lm",
     "load_tokenizer",
     "state_checksum",
+    "stored_dtype",
     "tiny_qwen3_config",
     "update_ema",
     "use_adapter",
@@ -119,6 +121,16 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
         backend.no_truncation()
         backend.no_padding()
     return tokenizer
+
+
+def stored_dtype(path: str | Path) -> torch.dtype:
+    """The number format that a model's configuration names, float32 where it names none.
+
+    Args:
+        path: Of a model that can be loaded.
+    """
+    config: Any = AutoConfig.from_pretrained(str(path))
+    return config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
 
 
 def tiny_qwen3_config(

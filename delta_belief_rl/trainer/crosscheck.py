@@ -46,10 +46,12 @@ class Bound:
 BOUNDS = {
     "float32": Bound(1e-4, 1e-3),
     "float16": Bound(0.02, 0.5),
-    "bfloat16": Bound(0.05, 1.0),
+    "bfloat16": Bound(0.12, 2.0),
 }
-"""By number format. In float32 only the order of sums differs. A half format rounds every layer, so
-that kernels differ by hundredths of a nat on average and by more at unlikely tokens."""
+"""By number format. In float32 only the order of sums differs. A half format rounds every layer:
+``docs/doctor.md`` has what was measured in bfloat16, between whose 0.09 nats on average and the 0.19
+of an adapter that is one sync old the bound lies. The one of float16, whose steps are an eighth, is
+not measured."""
 
 
 @dataclass(frozen=True, slots=True)

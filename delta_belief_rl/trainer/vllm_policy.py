@@ -11,16 +11,11 @@ from typing import TYPE_CHECKING
 from delta_belief_rl.config.engine_args import policy_engine_args
 from delta_belief_rl.config.gpus import lowest_capability, read_gpus
 from delta_belief_rl.config.schema import RunConfig
+from delta_belief_rl.engines.vllm_args import cpu_arguments
 from delta_belief_rl.trainer.settings import adapter_settings, number_format
 
 if TYPE_CHECKING:
     from delta_belief_rl.engines.vllm_engine import VllmEngine
-
-CPU_CACHE_BYTES = 1 << 30
-"""Key-value cache of a replica on CPUs where its size is not set; else it is half of the memory."""
-CPU_BLOCK = 32
-"""Tokens of a block of it where that is not set. Only whole blocks are found again, and a short
-game never fills one of vLLM's own 128."""
 
 
 async def start_vllm(cfg: RunConfig, device: str) -> VllmEngine:
@@ -41,8 +36,9 @@ async def start_vllm(cfg: RunConfig, device: str) -> VllmEngine:
     capability = lowest_capability(None if device == "cpu" else read_gpus())
     args = policy_engine_args(cfg, vllm_engine.option_names(), capability, vllm_engine.VERSION)
     os.environ.update(args.env)
-    kwargs = {**args.kwargs, **(cpu_arguments(cfg) if device == "cpu" else {})}
+    kwargs = dict(args.kwargs)
     if device == "cpu":
+        kwargs = cpu_arguments(kwargs, engine_format(cfg, device))
         # Otherwise every replica binds its threads to the same first cores.
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     lora = adapter_settings(cfg)
@@ -54,14 +50,3 @@ def engine_format(cfg: RunConfig, device: str) -> str:
     """The engine's number format: on CPUs the trainer's own, because both take the same memory."""
     ref = cfg.actor_rollout_ref
     return number_format(ref.actor.dtype if device == "cpu" else ref.rollout.dtype, device)
-
-
-def cpu_arguments(cfg: RunConfig) -> dict[str, object]:
-    """What differs on CPUs: vLLM has no sleep there, no limit to its cache, and large blocks."""
-    rollout = cfg.actor_rollout_ref.rollout
-    return {
-        "dtype": engine_format(cfg, "cpu"),
-        "enable_sleep_mode": False,
-        "kv_cache_memory_bytes": rollout.kv_cache_memory_bytes or CPU_CACHE_BYTES,
-        "block_size": rollout.engine_kwargs.vllm.get("block_size") or CPU_BLOCK,
-    }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -195,6 +196,21 @@ def test_L11_a_process_that_nccl_aborted_for_waiting_is_told_from_one_that_crash
     early = explain("update", {0: ActorDiedError()}, [1], 2, seconds=5.0, limits=limits)
     assert isinstance(early, RankFailure)
     assert early.ranks == (0,)
+
+
+def test_each_start_writes_to_a_log_of_its_own(tmp_path: Path) -> None:
+    # What NCCL said before a restart must not explain what happens after it.
+    log = tmp_path / "logs" / "rank_0.log"
+    for text in (b"first start\n", b"second start\n"):
+        stderr = os.dup(2)
+        try:
+            ranks.write_errors_to(log)
+            os.write(2, text)
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
+    assert log.read_text() == "second start\n"
+    assert log.with_name("rank_0.log.old").read_text() == "first start\n"
 
 
 def test_errors_of_the_distributed_library_are_told_by_their_type() -> None:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = (
@@ -44,3 +45,11 @@ def test_an_unknown_part_is_refused_in_one_line() -> None:
     done = subprocess.run(script, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "choose from belief, rollout, update, step" in done.stderr
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="would run the whole benchmark")
+def test_the_gpu_benchmark_says_in_one_line_that_there_is_no_gpu() -> None:
+    script = [sys.executable, "benchmarks/bench_gpu.py"]
+    done = subprocess.run(script, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == ["bench_gpu.py needs a CUDA device and finds none."]

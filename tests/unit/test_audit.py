@@ -11,9 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from delta_belief_rl.cli import audit_judge
 from delta_belief_rl.cli.audit_judge import TrialSettings, judge_from_config, trial_questions
 from delta_belief_rl.cli.main import main as cli
 from delta_belief_rl.config.compose import load_config
+from delta_belief_rl.engines.pump import EngineFailure
 from delta_belief_rl.envs.base import JudgeReply, JudgeRequest
 from delta_belief_rl.envs.worlds.grammar import Grammar
 from delta_belief_rl.eval.agreement import (
@@ -494,6 +496,20 @@ def test_an_audit_that_cannot_be_made_is_one_sentence(
     words: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert says in refused(capsys, *words)
+
+
+def test_a_judge_whose_engine_dies_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Dead:
+        def answer(self, requests: list[JudgeRequest]) -> list[JudgeReply]:
+            raise EngineFailure("it is gone")
+
+    monkeypatch.setattr(audit_judge, "judge_from_config", lambda cfg: Dead())
+    assert cli(["audit", "judge", "env=everyday", "judge=world", "--questions", "4"]) == 2
+    said = capsys.readouterr().err.strip().splitlines()
+    assert len(said) == 1
+    assert "world stopped while it was asked (it is gone)" in said[0]
 
 
 def test_published_files_do_not_know_failures(

@@ -54,7 +54,6 @@ def test_the_published_quantised_judge_arrives_whole() -> None:
     assert args.kwargs == {
         "model": "/models/awq",
         "dtype": "float16",
-        "quantization": "awq",
         "tensor_parallel_size": 1,
         "gpu_memory_utilization": 0.6,
         "kv_cache_memory_bytes": 35_000_000_000,
@@ -71,6 +70,24 @@ def test_the_published_quantised_judge_arrives_whole() -> None:
         "trust_remote_code": False,
     }
     assert args.env == {}
+
+
+@pytest.mark.parametrize(
+    ("quantization", "marlin", "handed_on"),
+    [
+        ("awq", "auto", None),
+        ("awq", "off", "awq"),
+        ("compressed-tensors", "auto", "compressed-tensors"),
+    ],
+)
+def test_Q3_awq_by_its_plain_name_is_left_to_vllm_which_takes_its_best_kernel(
+    quantization: str, marlin: str, handed_on: str | None
+) -> None:
+    engine = f"{JUDGE}.rollout"
+    kwargs = judge(
+        PAPER, f"{engine}.quantization={quantization}", f"{engine}.marlin={marlin}"
+    ).kwargs
+    assert kwargs.get("quantization") == handed_on
 
 
 def test_the_published_full_judge_is_split_over_two_gpus() -> None:

@@ -28,7 +28,7 @@ from delta_belief_rl.models.loading import load_causal_lm
 from delta_belief_rl.text.chat import ChatFormat
 from delta_belief_rl.trainer.teach import main as teach_main
 from delta_belief_rl.trainer.teach.cases import CaseMaker, HeldOut, hold_out
-from delta_belief_rl.trainer.teach.feed import PromptEncoder, lesson, step_cases
+from delta_belief_rl.trainer.teach.feed import PromptEncoder, lesson, lessons, step_cases
 from delta_belief_rl.trainer.teach.main import judge_tokenizer, teach_judge
 from delta_belief_rl.trainer.teach.measure import measure
 from delta_belief_rl.trainer.teach.settings import Precision, TeachSettings, suited

@@ -17,11 +17,14 @@ from safetensors.numpy import load_file
 
 from delta_belief_rl.engines.base import GenRequest, SamplingParams
 from delta_belief_rl.engines.vllm_args import (
+    CPU_BLOCK,
+    CPU_CACHE_BYTES,
     LoraShape,
     adapter_modules,
     check_modules,
     check_shape,
     check_vllm_version,
+    cpu_arguments,
     engine_arguments,
     max_lora_rank,
     refusal,
@@ -55,6 +58,28 @@ def test_a_tested_version_is_taken(version: str) -> None:
 def test_another_version_is_refused_with_the_window(version: str) -> None:
     with pytest.raises(UserError, match=r"vllm>=0\.23,<0\.33"):
         check_vllm_version(version)
+
+
+def test_on_cpus_an_engine_neither_sleeps_nor_splits_prompts_and_its_cache_is_bounded() -> None:
+    given: dict[str, object] = {
+        "model": "m",
+        "max_num_batched_tokens": 512,
+        "max_model_len": 2550,
+        "enable_sleep_mode": True,
+        "enable_chunked_prefill": True,
+    }
+    assert cpu_arguments(given, "float32") == {
+        "model": "m",
+        "dtype": "float32",
+        "max_num_batched_tokens": 2550,
+        "max_model_len": 2550,
+        "enable_sleep_mode": False,
+        "enable_chunked_prefill": False,
+        "kv_cache_memory_bytes": CPU_CACHE_BYTES,
+        "block_size": CPU_BLOCK,
+    }
+    chosen = {"max_num_batched_tokens": 8192, "kv_cache_memory_bytes": 1000, "block_size": 64}
+    assert chosen.items() <= cpu_arguments(given | chosen, "float32").items()
 
 
 def test_an_engine_gets_what_was_asked_and_what_it_needs() -> None:

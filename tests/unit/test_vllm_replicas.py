@@ -22,12 +22,7 @@ from delta_belief_rl.engines.base import (
 )
 from delta_belief_rl.engines.pump import EngineFailure, EngineRouter
 from delta_belief_rl.trainer.crosscheck import BOUNDS
-from delta_belief_rl.trainer.vllm_policy import (
-    CPU_BLOCK,
-    CPU_CACHE_BYTES,
-    cpu_arguments,
-    engine_format,
-)
+from delta_belief_rl.trainer.vllm_policy import engine_format
 
 VLLM = ("experiment=quickstart", "actor_rollout_ref.rollout.name=vllm")
 REQUEST = GenRequest("g", (1, 2), 0, SamplingParams())
@@ -209,17 +204,10 @@ def test_H2_a_replica_that_dies_is_an_error_of_every_game_that_waits(
         assert said in str(told)
 
 
-def test_on_cpus_the_engine_takes_the_trainers_format_and_a_bounded_cache() -> None:
+def test_on_cpus_the_engine_takes_the_trainers_format() -> None:
     cfg = load_config([*VLLM, "actor_rollout_ref.rollout.dtype=bfloat16"])[0]
     assert engine_format(cfg, "cpu") == "float32"
     assert engine_format(cfg, "cuda") == "bfloat16"
-    assert cpu_arguments(cfg)["kv_cache_memory_bytes"] == CPU_CACHE_BYTES
-    assert cpu_arguments(cfg)["enable_sleep_mode"] is False
-    assert cpu_arguments(cfg)["block_size"] == CPU_BLOCK
-    block = "actor_rollout_ref.rollout.engine_kwargs.vllm={block_size: 64}"
-    assert cpu_arguments(load_config([*VLLM, block])[0])["block_size"] == 64
-    small = load_config([*VLLM, "actor_rollout_ref.rollout.kv_cache_memory_bytes=1000000"])[0]
-    assert cpu_arguments(small)["kv_cache_memory_bytes"] == 1_000_000
 
 
 def test_L9_the_probe_is_held_to_the_coarser_number_format() -> None:

@@ -124,6 +124,15 @@ def test_P1_requests_of_different_temperatures_share_a_batch(held: Held) -> None
         assert gap(held, state, ids, answer, heat or 1.0) < BOUND
 
 
+def test_H2_more_prompts_than_one_pass_holds_are_drawn_after_as_they_are_alone(held: Held) -> None:
+    held.load(3, 3)
+    prompts = [tiny.prompt(30 + i, 100) for i in range(8)]
+    assert sum(map(len, prompts)) > 512
+    asked = [tiny.request(f"g{i}", ids, seed=i) for i, ids in enumerate(prompts)]
+    together = held.play(*asked)
+    assert [held.play(one)[0].token_ids for one in asked] == [one.token_ids for one in together]
+
+
 def test_the_stop_token_is_part_of_the_answer_and_a_cut_answer_has_none(held: Held) -> None:
     held.load(3, 3)
     ids = tiny.prompt(6, 8)

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from delta_belief_rl.engines.base import GenRequest, SamplingParams
-from delta_belief_rl.engines.vllm_args import LoraShape
+from delta_belief_rl.engines.vllm_args import LoraShape, cpu_arguments
 from delta_belief_rl.models.adapters import adapter_state, add_lora, load_adapter_state
 from delta_belief_rl.text.word_tokenizer import build_word_tokenizer
 
@@ -36,17 +36,17 @@ CONFIG = Qwen3Config(
     initializer_range=0.2,
 )
 
-ARGUMENTS: dict[str, object] = {
-    "dtype": "float32",
-    "max_model_len": MAX_LEN,
-    "max_num_seqs": 16,
-    "max_num_batched_tokens": 512,
-    "enforce_eager": True,
-    "kv_cache_memory_bytes": 64 << 20,
-    # The prompts of the tests fill some; they fill none of 128 tokens, which is vLLM's choice here.
-    "block_size": 32,
-    "seed": 0,
-}
+ARGUMENTS = cpu_arguments(
+    {
+        "max_model_len": MAX_LEN,
+        "max_num_seqs": 16,
+        "max_num_batched_tokens": 512,
+        "enforce_eager": True,
+        "kv_cache_memory_bytes": 64 << 20,
+        "seed": 0,
+    },
+    "float32",
+)
 
 
 def save_model(folder: Path, positions: int = 256) -> Path:

@@ -29,7 +29,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from delta_belief_rl.config.checkpoints import quantisation_problems, read_checkpoint
 from delta_belief_rl.config.paths import find_model
 from delta_belief_rl.envs.worlds.table import load_world
-from delta_belief_rl.models.loading import load_causal_lm, load_tokenizer
+from delta_belief_rl.models.loading import load_causal_lm, load_tokenizer, stored_dtype
 from delta_belief_rl.models.packaged import materialise
 from delta_belief_rl.text.chat import ChatFormat
 from delta_belief_rl.trainer.quantize.settings import (
@@ -92,7 +92,7 @@ def quantize(settings: QuantizeSettings) -> dict[str, Any]:
     chat = ChatFormat.from_tokenizer(tokenizer, {"enable_thinking": False})
     texts = judge_texts(world, chat, settings.samples, settings.checked, settings.seed)
     # Most CPUs have no fast products in half precision.
-    stored = config.dtype or torch.float32
+    stored = stored_dtype(folder)
     used = torch.float32 if settings.device == "cpu" else stored
     model = load_causal_lm(folder, used, settings.device)
     model.set_attn_implementation("sdpa")
@@ -166,7 +166,8 @@ def compare_folder(
     if problem is not None:
         raise UserError(problem)
     used = torch.float32 if settings.device == "cpu" else "auto"
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=used).to(settings.device).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=used)
+    model.to(settings.device).eval()
     found = difference(before, answer_logprobs(model, texts))
     if not found.mean <= settings.max_difference:
         raise TooFar(

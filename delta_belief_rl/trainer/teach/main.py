@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoConfig, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from delta_belief_rl.envs.worlds.players import sentence
 from delta_belief_rl.envs.worlds.table import World
@@ -25,7 +25,7 @@ from delta_belief_rl.judge.build import HfJudgeSettings, build_judge
 from delta_belief_rl.judge.llm_judge import LlmJudgeSettings
 from delta_belief_rl.judge.prompts import judge_messages
 from delta_belief_rl.models.adapters import add_lora
-from delta_belief_rl.models.loading import load_causal_lm, load_tokenizer
+from delta_belief_rl.models.loading import load_causal_lm, load_tokenizer, stored_dtype
 from delta_belief_rl.models.packaged import materialise
 from delta_belief_rl.rollout.seeds import named_seed
 from delta_belief_rl.text.chat import ChatFormat
@@ -156,7 +156,7 @@ def _pupil(
     if settings.base is not None:
         folder = materialise(settings.base)
         tokenizer, model = load_tokenizer(folder), load_causal_lm(folder)
-        return tokenizer, model, AutoConfig.from_pretrained(folder).dtype or torch.float32
+        return tokenizer, model, stored_dtype(folder)
     tokenizer = judge_tokenizer(world, cases)
     return tokenizer, build_model(SIZES[settings.size], tokenizer, settings.seed), torch.float32
 

@@ -62,9 +62,11 @@ class BatchSource:
 
     def __enter__(self) -> BatchSource:
         if self.workers:
+            # Started anew, each would first import for a minute what is loaded here already; games
+            # are made with NumPy alone, so a GPU that is in use here does not matter.
             self._pool = ProcessPoolExecutor(
                 self.workers,
-                mp_context=multiprocessing.get_context("spawn"),
+                mp_context=multiprocessing.get_context("fork"),
                 initializer=_start_worker,
                 initargs=(self.recipe,),
             )
