@@ -22,8 +22,9 @@ from delta_belief_rl.engines.hf_engine import HFEngine
 from delta_belief_rl.judge.rules_judge import WorldJudge
 from delta_belief_rl.text.chat import ChatFormat
 from delta_belief_rl.trainer import doctor
+from delta_belief_rl.trainer.crosscheck import BOUNDS
 from delta_belief_rl.trainer.doctor import CHECKS
-from delta_belief_rl.trainer.doctor_engine import Check, DoctorSettings
+from delta_belief_rl.trainer.doctor_engine import MOVED, Check, DoctorSettings
 from delta_belief_rl.types import Verdict
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -71,6 +72,10 @@ def test_the_page_explains_every_check() -> None:
     page = (ROOT / "docs" / "doctor.md").read_text()
     for name in (*NAMES, "judge_facts"):
         assert f"`{name.split('_T')[0]}" in page, name
+
+
+def test_every_bound_is_well_below_what_an_engine_without_the_adapter_differs_by() -> None:
+    assert max(bound.mean for bound in BOUNDS.values()) < MOVED / 2
 
 
 # --- faults: (what goes wrong, checks that must fail)
