@@ -1,7 +1,7 @@
 """A model folder of a published shape with random weights, to try a layout before any download.
 
-    python benchmarks/random_model.py --shape qwen3-1.7b --tokenizer SmolLM2-135M-Instruct --out actor
-    python benchmarks/random_model.py --shape qwen3-14b --awq --tokenizer ... --out judge
+    python benchmarks/random_model.py --shape qwen3-1.7b --tokenizer FOLDER --out actor --weights
+    python benchmarks/random_model.py --shape qwen3-14b --awq --tokenizer FOLDER --out judge
 
 With ``--awq``, or without ``--weights``, only the configuration and the tokenizer are written: vLLM
 then makes the weights itself (``engine_kwargs.vllm.load_format=dummy``). The tokenizer is another

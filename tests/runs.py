@@ -176,9 +176,7 @@ def without_ray(trace: Trace) -> Iterator[None]:
         yield
 
 
-def play(
-    command: list[str], kill_at: int = -1, trace: Trace | None = None
-) -> tuple[int, Trace]:
+def play(command: list[str], kill_at: int = -1, trace: Trace | None = None) -> tuple[int, Trace]:
     """Run ``train.py`` in this process; the exit status, and what it did.
 
     Args:

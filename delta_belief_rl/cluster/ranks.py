@@ -45,7 +45,9 @@ _MORE_MEMORY = (
     "smaller gpu_memory_utilization of engine and judge"
 )
 _LOST_PEER = re.compile(r"gloo|nccl|connection (closed|reset)|timed out", re.IGNORECASE)
-_LATE = re.compile(r"collective operation timeout|timed out", re.IGNORECASE)
+_LATE = re.compile(r"timed out", re.IGNORECASE)
+_ABORTED = "Watchdog caught collective operation timeout"
+"""What NCCL writes in the rank that waited; the rank that it waited for is told in other words."""
 _LOG_TAIL = 200_000
 """Bytes of a log that are read."""
 
@@ -213,16 +215,18 @@ def explain(
         return error
     late = {rank for rank, error in errors.items() if _late(error, rank, seconds, limits)}
     early = [rank for rank in errors if rank not in late]
-    blamed = [rank for rank in early if isinstance(errors[rank], RayActorError)]
-    if blamed:
-        what = f"died {phase} (killed, out of the host's memory, or crashed)"
-    elif late or not errors:
+    died = [rank for rank in early if isinstance(errors[rank], RayActorError)]
+    # A rank that waited in vain takes the one that it waited for along, so lateness comes first.
+    if late or not errors:
         blamed = list(silent) or early
         whom = "the others" if blamed else "they"
         what = (
             f"hang{'s' if len(blamed) == 1 else ''} {phase}: {whom} waited {limits.timeout:g} s "
             "(actor_rollout_ref.nccl_timeout) in vain"
         )
+    elif died:
+        blamed = died
+        what = f"died {phase} (killed, out of the host's memory, or crashed)"
     else:
         blamed = early[:1]
         what = f"lost the connection to the others {phase} ({_short(errors[blamed[0]])})"
@@ -252,7 +256,7 @@ def _late(error: BaseException, rank: int, seconds: float, limits: RankLimits) -
     if seconds < limits.timeout:
         return False
     text = _tail(limits.logs[rank]) if rank < len(limits.logs) else None
-    return text is None or _LATE.search(text) is not None
+    return text is None or _ABORTED in text
 
 
 def _tail(path: Path) -> str | None:

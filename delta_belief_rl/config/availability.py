@@ -103,6 +103,11 @@ GAPS: tuple[Gap, ...] = (
         "set actor_rollout_ref.model.trust_remote_code=false",
     ),
     Gap(
+        "actor_rollout_ref.actor.fsdp_config.param_offload",
+        lambda c: c.actor_rollout_ref.actor.fsdp_config.param_offload,
+        "set actor_rollout_ref.actor.fsdp_config.param_offload=false",
+    ),
+    Gap(
         "trainer.max_staleness",
         lambda c: c.trainer.max_staleness > 0,
         "set trainer.max_staleness=0",

@@ -28,7 +28,9 @@ class Offload:
     """What waits in CPU memory between uses."""
 
     param_offload: bool = opt(False, "Keep parameters in CPU memory.")
-    optimizer_offload: bool = opt(True, "Keep the optimizer's state in CPU memory.")
+    optimizer_offload: bool = opt(
+        True, "Keep the optimizer's averages in CPU memory except in its step (GPUs only)."
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,13 @@ CPU_BLOCK = 32
 """Tokens of a block of it where that is not set. Only whole blocks are found again, and a short
 game never fills one of vLLM's own 128."""
 
+QUIET = {
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    # Standard output is for results.
+    "VLLM_LOGGING_STREAM": "ext://sys.stderr",
+}
+"""Read when vLLM is imported, in the owner's process and in those that it starts."""
+
 _PREFIX = "base_model.model."
 _HALF = re.compile(r"\.lora_(A|B)\.weight$")
 _UNSCORED = ("lm_head", "embed_tokens")
@@ -64,6 +71,12 @@ class LoraShape:
 
     rank: int
     alpha: float
+
+
+def before_import(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Set what vLLM reads when it is imported; what is set already stays."""
+    for name, value in {**QUIET, **ENVIRONMENT}.items():
+        environ.setdefault(name, value)
 
 
 def check_vllm_version(version: str) -> None:

@@ -54,9 +54,9 @@ from delta_belief_rl.engines.base import (
 )
 from delta_belief_rl.engines.pump import EngineFailure
 from delta_belief_rl.engines.vllm_args import (
-    ENVIRONMENT,
     LoraShape,
     adapter_modules,
+    before_import,
     check_modules,
     check_shape,
     check_vllm_version,
@@ -127,8 +127,7 @@ class VllmEngine:
         """
         check_vllm_version(VERSION)
         settled = engine_arguments(arguments, lora)
-        for name, value in ENVIRONMENT.items():
-            os.environ.setdefault(name, value)
+        before_import()
         os.environ[OWNER] = str(os.getpid())
         try:
             args = AsyncEngineArgs(**settled)  # type: ignore[arg-type]

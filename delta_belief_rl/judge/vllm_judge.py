@@ -13,7 +13,7 @@ from delta_belief_rl.config.engine_args import judge_engine_args
 from delta_belief_rl.config.gpus import lowest_capability, read_gpus
 from delta_belief_rl.config.schema import RunConfig
 from delta_belief_rl.engines.kernels import describe_kernels
-from delta_belief_rl.engines.vllm_args import cpu_arguments
+from delta_belief_rl.engines.vllm_args import before_import, cpu_arguments
 from delta_belief_rl.judge.llm_judge import LlmJudge, LlmJudgeSettings
 from delta_belief_rl.text.chat import ChatFormat
 
@@ -50,8 +50,7 @@ class VllmJudge(LlmJudge):
     """
 
     def __init__(self, settings: VllmJudgeSettings, chat: ChatFormat) -> None:
-        # Read when vLLM is imported, here and in the processes that it starts.
-        os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+        before_import()
         from delta_belief_rl.engines import vllm_engine
         from delta_belief_rl.engines.vllm_text import VllmTextEngine
 

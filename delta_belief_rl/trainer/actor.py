@@ -50,6 +50,7 @@ from delta_belief_rl.models.slow import update_slow
 from delta_belief_rl.models.varlen import runs_ragged
 from delta_belief_rl.trainer.optimizer import (
     OptimizerSettings,
+    at_hand,
     build_optimizer,
     gradient_norm,
     learning_rate,
@@ -339,7 +340,8 @@ class PolicyActor:
             norm = gradient_norm(self.optimizer, self.settings.grad_clip)
             norms.append(norm)
             if np.isfinite(norm):
-                self.optimizer.step()
+                with at_hand(self.optimizer, self.settings.optimizer.offload):
+                    self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.model.eval()
         slow: dict[str, float] = {}
@@ -456,11 +458,12 @@ class PolicyActor:
 
         A collective when the model is sharded; the state does not depend on the number of ranks.
         """
-        optimizer = self.optimizer.state_dict()
-        if self.world_size > 1:
-            from delta_belief_rl.trainer.sharding import gather_optimizer_state
+        with at_hand(self.optimizer, self.settings.optimizer.offload):
+            optimizer = self.optimizer.state_dict()
+            if self.world_size > 1:
+                from delta_belief_rl.trainer.sharding import gather_optimizer_state
 
-            optimizer = gather_optimizer_state(optimizer)
+                optimizer = gather_optimizer_state(optimizer)
         state: dict[str, Any] = {
             "version": self.version,
             "adapter": dict(self.snapshot(POLICY).state),
@@ -489,7 +492,8 @@ class PolicyActor:
             from delta_belief_rl.trainer.sharding import scatter_optimizer_state
 
             optimizer = scatter_optimizer_state(optimizer, self.optimizer)
-        self.optimizer.load_state_dict(optimizer)
+        with at_hand(self.optimizer, self.settings.optimizer.offload):
+            self.optimizer.load_state_dict(optimizer)
         self.version = int(state["version"])
 
     def barrier(self) -> None:

@@ -6,7 +6,8 @@ The rate is a pure function of the training step, so nothing of a schedule has t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +22,7 @@ class OptimizerSettings:
         schedule: ``constant`` or ``cosine`` after the warm-up.
         min_ratio: Floor of the cosine as a share of ``lr``.
         total_steps: Training steps of the whole run.
+        offload: Keep the averages of AdamW in CPU memory while they are not used.
     """
 
     lr: float = 1e-6
@@ -30,6 +32,7 @@ class OptimizerSettings:
     schedule: str = "constant"
     min_ratio: float = 0.0
     total_steps: int = 1
+    offload: bool = False
 
 
 def learning_rate(settings: OptimizerSettings, step: int) -> float:
@@ -57,6 +60,31 @@ def build_optimizer(
     return torch.optim.AdamW(
         trainable, lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay
     )
+
+
+@contextmanager
+def at_hand(optimizer: torch.optim.Optimizer, offload: bool) -> Iterator[None]:
+    """Have the optimizer's averages beside its parameters for the length of the block.
+
+    Args:
+        optimizer: Sharded or not.
+        offload: They are in CPU memory before and after the block; otherwise nothing is moved.
+    """
+    if offload:
+        move_state(optimizer, None)
+    try:
+        yield
+    finally:
+        if offload:
+            move_state(optimizer, torch.device("cpu"))
+
+
+def move_state(optimizer: torch.optim.Optimizer, device: torch.device | None) -> None:
+    """Move the averages to a device; None moves each to its parameter's. Counters stay."""
+    for parameter, slots in optimizer.state.items():
+        for name, value in slots.items():
+            if isinstance(value, torch.Tensor) and value.ndim:
+                slots[name] = value.to(parameter.device if device is None else device)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

@@ -146,6 +146,7 @@ def actor_settings(
             schedule=optim.warmup_style,
             min_ratio=optim.min_lr_ratio or 0.0,
             total_steps=total_steps,
+            offload=device == "cuda" and actor.fsdp_config.optimizer_offload,
         ),
         loss=loss_settings(cfg),
         loss_name=actor.policy_loss,

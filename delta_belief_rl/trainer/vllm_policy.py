@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from delta_belief_rl.config.engine_args import policy_engine_args
 from delta_belief_rl.config.gpus import lowest_capability, read_gpus
 from delta_belief_rl.config.schema import RunConfig
-from delta_belief_rl.engines.vllm_args import cpu_arguments
+from delta_belief_rl.engines.vllm_args import before_import, cpu_arguments
 from delta_belief_rl.trainer.settings import adapter_settings, number_format
 
 if TYPE_CHECKING:
@@ -28,8 +28,7 @@ async def start_vllm(cfg: RunConfig, device: str) -> VllmEngine:
     Raises:
         UserError: An argument does not go with the installed vLLM, or the engine does not start.
     """
-    # Read when vLLM is imported, here and in the processes that it starts.
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    before_import()
     from delta_belief_rl.engines import vllm_engine
 
     vllm_engine.check_platform(device)

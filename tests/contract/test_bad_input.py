@@ -65,9 +65,7 @@ def _no_ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def refuse(
-    out: Path, world: Path, capfd: pytest.CaptureFixture[str]
-) -> Callable[..., Refusal]:
+def refuse(out: Path, world: Path, capfd: pytest.CaptureFixture[str]) -> Callable[..., Refusal]:
     """Start a run that has to be refused."""
 
     def start(*more: str, base: list[str] | None = None) -> Refusal:
@@ -450,9 +448,7 @@ def test_R6_a_checkpoint_that_is_absent_is_not_resumed(
 
 
 @pytest.mark.parametrize("mode", ["auto", "must", "resume_path"])
-def test_R11_one_flipped_bit_in_a_checkpoint_is_found(
-    mode: str, refuse: Refuse, out: Path
-) -> None:
+def test_R11_one_flipped_bit_in_a_checkpoint_is_found(mode: str, refuse: Refuse, out: Path) -> None:
     leave_run(out)
     folder = out / "checkpoints" / "global_step_2"
     flip_bit(folder / "actor" / "state.pt")

@@ -192,6 +192,13 @@ def test_L11_a_process_that_nccl_aborted_for_waiting_is_told_from_one_that_crash
     assert isinstance(failure, RankFailure)
     assert failure.ranks == blamed
     assert str(logs[blamed[0]]) in str(failure)
+    # The one that was waited for goes down with the one that waited.
+    logs[1].write_text("Received a dump signal due to a collective timeout from rank 0")
+    both = {0: ActorDiedError(), 1: ActorDiedError()}
+    together = explain("update", both, [], 2, seconds=601.0, limits=limits)
+    assert isinstance(together, RankFailure)
+    assert together.ranks == (blamed if blamed == (1,) else (0, 1))
+    assert ("hangs" in str(together)) == (blamed == (1,))
     # Within the time nobody is late, whatever an older line says.
     early = explain("update", {0: ActorDiedError()}, [1], 2, seconds=5.0, limits=limits)
     assert isinstance(early, RankFailure)

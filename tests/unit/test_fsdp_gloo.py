@@ -260,9 +260,7 @@ def test_R11_a_state_of_two_ranks_continues_on_one(
 ) -> None:
     assert pair[0]["state"] == pair[1]["state"]
     actor = PolicyActor(settings_of(folder / "model"))
-    loaded, continued = resumed(
-        actor, pair[0]["state"], alone["job"]["batch"], alone["halves"]
-    )
+    loaded, continued = resumed(actor, pair[0]["state"], alone["job"]["batch"], alone["halves"])
     assert loaded.checksum == pair[0]["updates"][0][1].checksum
     fakes.assert_states_close(continued.state, alone["updates"][1][1].state, TOLERANCE)
 

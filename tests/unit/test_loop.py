@@ -183,9 +183,7 @@ def test_the_draws_of_an_evaluation_do_not_depend_on_the_step(tmp_path: Path, wo
     more = ["trainer.total_training_steps=2", "actor_rollout_ref.actor.optim.lr=1e-30"]
     out = tmp_path / "run"
     assert play(words(out, world, *more))[0] == 0
-    played = {
-        name: [[row["token_ids"] for row in rows]] for name, rows in games_of(out).items()
-    }
+    played = {name: [[row["token_ids"] for row in rows]] for name, rows in games_of(out).items()}
     assert played["validation/0.jsonl"] == played["validation/2.jsonl"]
     for sampling in ("train", "val"):
         assert played[f"test/start-{sampling}.jsonl"] == played[f"test/trained-{sampling}.jsonl"]

@@ -21,6 +21,7 @@ from delta_belief_rl.engines.vllm_args import (
     CPU_CACHE_BYTES,
     LoraShape,
     adapter_modules,
+    before_import,
     check_modules,
     check_shape,
     check_vllm_version,
@@ -293,3 +294,11 @@ def test_H3_a_worker_ends_with_its_owner() -> None:
         for process in (owner, worker):
             process.kill()
             process.communicate()
+
+
+def test_what_vllm_reads_at_its_import_is_set_unless_the_user_has_set_it() -> None:
+    environ = {"VLLM_LOGGING_LEVEL": "DEBUG"}
+    before_import(environ)
+    assert environ["VLLM_LOGGING_LEVEL"] == "DEBUG"
+    assert environ["VLLM_LOGGING_STREAM"] == "ext://sys.stderr"
+    assert environ["VLLM_USE_FLASHINFER_SAMPLER"] == "0"
