@@ -22,10 +22,10 @@ from ray.exceptions import RayTaskError
 from delta_belief_rl.algo.samplers.sequential import TaskSampler
 from delta_belief_rl.algo.shapers.channels import ChannelShaper
 from delta_belief_rl.belief.elicit import elicitor
+from delta_belief_rl.cluster.endings import STOPS, tell_ending
 from delta_belief_rl.cluster.footprints import tell_footprints
 from delta_belief_rl.cluster.judges import MODELS, restart_teller, tell_self_tests
 from delta_belief_rl.cluster.pools import Pools, max_games, start_pools
-from delta_belief_rl.cluster.ranks import RankFailure
 from delta_belief_rl.cluster.ray_app import ray_session
 from delta_belief_rl.config.compose import resolved_yaml
 from delta_belief_rl.config.gpu_memory import check_gpus
@@ -41,11 +41,10 @@ from delta_belief_rl.envs.worlds.grammar import Grammar
 from delta_belief_rl.envs.worlds.table import load_world
 from delta_belief_rl.eval.report import render
 from delta_belief_rl.judge.build import judge_chat
-from delta_belief_rl.judge.pool import JudgePoolFailure
 from delta_belief_rl.models.loading import load_tokenizer
 from delta_belief_rl.models.packaged import materialise
 from delta_belief_rl.obs.events import EventLog, config_diff
-from delta_belief_rl.obs.exits import CHECK_FAILED, COLLAPSED, exit_on_sigterm
+from delta_belief_rl.obs.exits import exit_on_sigterm
 from delta_belief_rl.obs.jsonl import MetricsLog
 from delta_belief_rl.obs.progress import ProgressView
 from delta_belief_rl.obs.wandb_mirror import WandbMirror
@@ -55,9 +54,7 @@ from delta_belief_rl.rollout.game import GameSettings
 from delta_belief_rl.text.chat import ChatFormat
 from delta_belief_rl.trainer import persist
 from delta_belief_rl.trainer.checkpoint import Checkpoint
-from delta_belief_rl.trainer.crosscheck import CheckFailed
 from delta_belief_rl.trainer.final import final_test, is_tested, starting_games, starting_test
-from delta_belief_rl.trainer.health import RunCollapsed
 from delta_belief_rl.trainer.judge_settings import judge_mode
 from delta_belief_rl.trainer.loop import train
 from delta_belief_rl.trainer.preflight import check_owner, check_tokenizer, check_weights
@@ -216,7 +213,7 @@ async def _play(
     events = EventLog(run_dir / "events.jsonl", start.run_id)
     changed = _changes(saved, resolved)
     events.write("start", step, resumed_from=saved and saved.path, changed=changed)
-    tell_self_tests(pools.self_tests, cfg.judge_rollout.self_test.min_accuracy, events)
+    tell_self_tests(pools.self_tests, cfg.judge_rollout.self_test, events)
     tell_footprints(pools.footprints, events)
     pools.judge.on_restart = restart_teller(events)
     with ProgressView(plan.total_steps or 0, step) as progress:
@@ -230,22 +227,8 @@ async def _play(
             await train(services)
             if _tests(cfg):
                 await final_test(services, before)
-        except RunCollapsed as error:
-            status = COLLAPSED
-            events.write("collapsed", services.state.step, reason=str(error))
-            print(error, file=sys.stderr)
-        except CheckFailed as error:
-            status = CHECK_FAILED
-            events.write("check_failed", services.state.step, reason=str(error))
-            print(error, file=sys.stderr)
-        except JudgePoolFailure as error:
-            status = CHECK_FAILED
-            events.write("judge_failed", services.state.step, reason=str(error))
-            print(error, file=sys.stderr)
-        except RankFailure as error:
-            status = CHECK_FAILED
-            events.write("rank_failed", services.state.step, reason=str(error), ranks=error.ranks)
-            print(error, file=sys.stderr)
+        except STOPS as error:
+            status = tell_ending(error, services.state.step, events)
         finally:
             services.wandb.finish()
     # A run that stopped before its first record leaves nothing to report.

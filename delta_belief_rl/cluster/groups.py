@@ -10,6 +10,7 @@ import numpy as np
 
 from delta_belief_rl.belief.branched import ScoreRequest
 from delta_belief_rl.cluster.ranks import RankLimits, ask_all
+from delta_belief_rl.engines.base import EngineState
 from delta_belief_rl.models.adapters import state_checksum
 from delta_belief_rl.trainer.actor import AdapterSnapshot, GameScore
 from delta_belief_rl.trainer.crosscheck import Bound, Gap
@@ -210,15 +211,28 @@ class RayEngineGroup:
             "sync/adapter_version": float(snapshot.version),
             "sync/probe_gap": max(gap.largest for gap in gaps),
             "sync/probe_gap_mean": max(gap.mean for gap in gaps),
+            "sync/adapter_mb": sum(part.nbytes for part in snapshot.state.values()) / 2**20,
         }
         return self._metrics
 
     async def rest(self) -> None:
-        """Let replicas that sleep give their memory back until the next ``sync``."""
+        """Let replicas that sleep give their memory back until the next ``sync``.
+
+        Raises:
+            SyncMismatch: One of them says that it is awake.
+        """
         members = self._sleepers()
-        if members and not self._asleep:
-            await asyncio.gather(*(member.sleep.remote() for member in members))
-            self._asleep = True
+        if not members or self._asleep:
+            return
+        states = await asyncio.gather(*(member.sleep.remote() for member in members))
+        # One that stays awake keeps its memory, and the ranks run out of it much later.
+        awake = [index for index, state in enumerate(states) if state != EngineState.ASLEEP]
+        if awake:
+            raise SyncMismatch(
+                f"engine {awake[0]} of {len(members)} is {states[awake[0]]} after it was told to "
+                "sleep: its memory is not free for the training ranks"
+            )
+        self._asleep = True
 
     def _sleepers(self) -> list[Any]:
         return [*(self._replicas if self._sleeps else ()), *self._judges]

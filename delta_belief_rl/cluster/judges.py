@@ -12,6 +12,7 @@ import ray
 from ray.exceptions import ActorDiedError, RayTaskError
 
 from delta_belief_rl.config.schema import RunConfig
+from delta_belief_rl.config.schema_judge import SelfTest
 from delta_belief_rl.engines.pump import EngineFailure
 from delta_belief_rl.envs.base import JudgeReply, JudgeRequest
 from delta_belief_rl.judge.pool import OnRestart, ReplicaCall, ReplicaGone, RestartReplica
@@ -145,14 +146,28 @@ def is_self_tested(cfg: RunConfig) -> bool:
     return cfg.judge_rollout.self_test.enabled and cfg.judge_rollout.name in MODELS
 
 
-def tell_self_tests(reports: Sequence[SelfTestReport], least: float, events: EventLog) -> None:
+def tell_self_tests(
+    reports: Sequence[SelfTestReport], settings: SelfTest, events: EventLog
+) -> None:
     """Print and record what the replicas made of the facts, then refuse one that is too bad.
+
+    Args:
+        reports: One for each replica.
+        settings: Least accuracy, and the speed below which a warning is printed.
+        events: Of the run.
 
     Raises:
         UserError: A replica is below the bound.
     """
     for replica, report in enumerate(reports):
         print(f"judge {replica}: {report.sentence()}; {report.rate_text()}", file=sys.stderr)
+        floor = settings.min_tokens_per_second
+        if report.tokens and report.tokens_per_second < floor:
+            print(
+                f"WARNING: judge {replica} is slower than the {floor:g} tokens/s of "
+                "judge_rollout.self_test.min_tokens_per_second: see which kernel it runs.",
+                file=sys.stderr,
+            )
         events.write(
             "judge_self_test",
             replica=replica,
@@ -165,7 +180,7 @@ def tell_self_tests(reports: Sequence[SelfTestReport], least: float, events: Eve
                 f"{miss.fact.secret}: {miss.fact.question} {miss.said}" for miss in report.misses
             ],
         )
-    check_reports(reports, least)
+    check_reports(reports, settings.min_accuracy)
 
 
 def restart_teller(events: EventLog) -> OnRestart:

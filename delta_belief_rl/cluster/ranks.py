@@ -81,8 +81,21 @@ class RankLimits:
 # --- in the rank's process ------------------------------------------------------------------------
 
 
+def meeting_point(host: str) -> dist.TCPStore:
+    """The store that the ranks of a group meet at, listening on a free port of this host.
+
+    The port is bound here and handed on, so that nobody else can take it in between.
+    """
+    return dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
+
+
 def join_ranks(
-    device: str, rank: int, world_size: int, address: tuple[str, int], timeout: float
+    device: str,
+    rank: int,
+    world_size: int,
+    address: tuple[str, int],
+    timeout: float,
+    store: dist.Store | None = None,
 ) -> None:
     """Make this process one rank of the default group; NCCL on GPUs, gloo on CPUs.
 
@@ -90,18 +103,22 @@ def join_ranks(
         device: ``cuda`` or ``cpu``.
         rank: Number of this process.
         world_size: Number of all.
-        address: Host and port of rank 0.
+        address: Host and port of the meeting point.
         timeout: Seconds that a collective may take.
+        store: The meeting point itself, where it is in this process.
     """
-    os.environ |= {"MASTER_ADDR": address[0], "MASTER_PORT": str(address[1])}
+    patience = datetime.timedelta(seconds=timeout)
+    if store is None:
+        store = dist.TCPStore(*address, world_size, is_master=rank == 0, timeout=patience)
     # NCCL is told its GPU, so that its communicator is there before the first collective and
     # a barrier does not guess one.
     gpu = torch.device("cuda", torch.cuda.current_device()) if device.startswith("cuda") else None
     dist.init_process_group(
         "gloo" if gpu is None else "nccl",
+        store=store,
         rank=rank,
         world_size=world_size,
-        timeout=datetime.timedelta(seconds=timeout),
+        timeout=patience,
         device_id=gpu,
     )
 

@@ -91,9 +91,11 @@ class VllmEngineWorker:
         held = engine.health().adapter_version
         return SyncReport(held, state_checksum(state), np.asarray(probe[1:]))
 
-    async def sleep(self) -> None:
-        """Give the GPU's memory back."""
-        await (await self._engine()).sleep()
+    async def sleep(self) -> str:
+        """Give the GPU's memory back; returns the state that the engine is in."""
+        engine = await self._engine()
+        await engine.sleep()
+        return engine.health().state
 
     async def wake(self) -> None:
         """Take the GPU's memory again."""

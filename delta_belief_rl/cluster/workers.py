@@ -6,7 +6,6 @@ Each class only translates between Ray and the room that does the work; it has n
 from __future__ import annotations
 
 import math
-import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +15,17 @@ import ray
 import torch
 
 from delta_belief_rl.belief.branched import ScoreRequest
-from delta_belief_rl.cluster.ranks import join_ranks, stack_after, write_errors_to
+from delta_belief_rl.cluster.ranks import (
+    join_ranks,
+    meeting_point,
+    stack_after,
+    write_errors_to,
+)
 from delta_belief_rl.engines.base import (
     AdapterState,
     Completion,
     EngineHealth,
+    EngineState,
     GenRequest,
     TailRequest,
 )
@@ -77,13 +82,16 @@ class ActorWorker:
     def __init__(self, settings: ActorSettings, rank: int, world_size: int) -> None:
         self._settings, self._rank, self._world_size = settings, rank, world_size
         self._actor: PolicyActor | None = None
+        self._meeting: torch.distributed.TCPStore | None = None
         self._patience = math.inf
 
     def address(self) -> tuple[str, int]:
-        """A host and a free port for the rendezvous of the ranks."""
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            return ray.util.get_node_ip_address(), int(probe.getsockname()[1])
+        """Host and port where the ranks meet; rank 0 listens there from now on."""
+        host = ray.util.get_node_ip_address()
+        if self._world_size == 1:
+            return host, 0
+        self._meeting = meeting_point(host)
+        return host, self._meeting.port
 
     def setup(self, host: str, port: int, timeout: float, log: Path | None = None) -> None:
         """Join the other ranks, then load the model.
@@ -98,7 +106,8 @@ class ActorWorker:
             if log is not None:
                 write_errors_to(log)
             address = (host, port)
-            join_ranks(self._settings.device, self._rank, self._world_size, address, timeout)
+            device, store = self._settings.device, self._meeting
+            join_ranks(device, self._rank, self._world_size, address, timeout, store)
             self._patience = timeout
         self._actor = PolicyActor(self._settings, self._rank, self._world_size)
 
@@ -203,10 +212,9 @@ class JudgeWorker:
         """Bytes that each GPU worker of the judge holds; empty for a judge without any."""
         return self._judge.memory() if isinstance(self._judge, VllmJudge) else []
 
-    def sleep(self) -> None:
-        """Give a GPU's memory back, where the judge has any."""
-        if isinstance(self._judge, VllmJudge):
-            self._judge.sleep()
+    def sleep(self) -> str:
+        """Give a GPU's memory back; returns the state, which of a judge without any is asleep."""
+        return self._judge.sleep() if isinstance(self._judge, VllmJudge) else EngineState.ASLEEP
 
     def wake(self) -> None:
         """Take the GPU's memory again."""

@@ -125,6 +125,11 @@ def judge(config: RunConfig) -> Iterator[str]:
             "judge_rollout.self_test.min_accuracy must lie in [0, 1], not "
             f"{judge.self_test.min_accuracy}."
         )
+    if judge.self_test.min_tokens_per_second < 0:
+        yield (
+            "judge_rollout.self_test.min_tokens_per_second must not be negative, not "
+            f"{judge.self_test.min_tokens_per_second}."
+        )
     if judge.max_restarts < 0:
         yield f"judge_rollout.max_restarts must not be negative, not {judge.max_restarts}."
     if judge.timeout_s <= 0:

@@ -99,6 +99,13 @@ class SelfTest:
         new=True,
         needs="vllm, hf",
     )
+    min_tokens_per_second: float = opt(
+        0.0,
+        "Warn of a replica that reads and writes fewer tokens a second in this test: a slow kernel "
+        "answers as well as a fast one.",
+        new=True,
+        needs="vllm, hf",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from delta_belief_rl.config.engine_args import judge_engine_args
 from delta_belief_rl.config.gpus import lowest_capability, read_gpus
 from delta_belief_rl.config.schema import RunConfig
+from delta_belief_rl.engines.base import EngineState
 from delta_belief_rl.engines.kernels import describe_kernels
 from delta_belief_rl.engines.vllm_args import before_import, cpu_arguments
 from delta_belief_rl.judge.llm_judge import LlmJudge, LlmJudgeSettings
@@ -75,14 +76,15 @@ class VllmJudge(LlmJudge):
         """See ``VllmEngine.memory``."""
         return self._text.memory()
 
-    def sleep(self) -> None:
-        """Give the GPU's memory back; nothing happens when it has been given back."""
-        if self._text.health().state != "asleep":
+    def sleep(self) -> str:
+        """Give the GPU's memory back, unless it has been; returns the state of the engine."""
+        if self._text.health().state != EngineState.ASLEEP:
             self._text.sleep()
+        return self._text.health().state
 
     def wake(self) -> None:
         """Take the GPU's memory again; nothing happens when it is there."""
-        if self._text.health().state == "asleep":
+        if self._text.health().state == EngineState.ASLEEP:
             self._text.wake()
 
     def close(self) -> None:

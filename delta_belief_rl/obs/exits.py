@@ -10,8 +10,8 @@ TERMINATED = 128 + signal.SIGTERM
 
 CHECK_FAILED = 1
 """Exit status of a run that stopped because engine and trainer gave different numbers, because no
-judge was left, or because a training rank died or hung. A new start loads everything anew from the
-checkpoint, which may mend it."""
+judge was left, or because an engine or a training rank died or hung. A new start loads everything
+anew from the checkpoint, which may mend it."""
 
 COLLAPSED = 3
 """Exit status of a run that stopped itself. Starting it again would end it in the same place, so

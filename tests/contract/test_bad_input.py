@@ -181,6 +181,9 @@ ASKING: dict[str, list[str]] = {
         "actor_rollout_ref.model.adapters=[{name: a, r: 4, alpha: 4}, {name: b, r: 4, alpha: 4}]"
     ],
     "actor_rollout_ref.model.trust_remote_code": ["actor_rollout_ref.model.trust_remote_code=true"],
+    "actor_rollout_ref.actor.fsdp_config.param_offload": [
+        "actor_rollout_ref.actor.fsdp_config.param_offload=true"
+    ],
     "trainer.max_staleness": [
         "trainer.max_staleness=1",
         "actor_rollout_ref.actor.tis_imp_ratio_cap=2.0",

@@ -193,6 +193,23 @@ def test_a_cuda_float32_run_gives_the_numbers_of_the_cpu(folder: Path) -> None:
     assert distance(gradients(gpu, batch), gradients(cpu, batch)) < 1e-3
 
 
+def test_M2_eight_micro_batches_need_no_more_memory_than_two(folder: Path) -> None:
+    """What a micro-batch kept would add up: nothing of one is alive in the next."""
+    actor = make(folder, gradient_checkpointing=False, **GPU)
+    one = batch_of(folder).select(np.array([0]))
+    peaks = []
+    for count in (2, 8):
+        batch = one.select(np.zeros(count, dtype=np.int64))
+        plan = fakes.one_step(batch, max_tokens=int(one.lengths()[0]))
+        assert len(plan.steps[0].ranks[0]) == count
+        actor.update(fakes.share(batch, plan), 1)
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        actor.update(fakes.share(batch, plan), 2)
+        peaks.append(torch.cuda.max_memory_allocated())
+    assert peaks[1] < 1.05 * peaks[0]
+
+
 def test_logits_are_kept_in_float32_and_their_gradients_reach_rows_and_weights() -> None:
     generator = torch.Generator("cuda").manual_seed(0)
     rows = torch.randn(64, 256, device="cuda", generator=generator).bfloat16().requires_grad_()

@@ -9,9 +9,11 @@ import ray
 from ray.exceptions import RayError
 
 from delta_belief_rl.cluster import pools
+from delta_belief_rl.cluster.gpus import BookedGpus
 from delta_belief_rl.cluster.judges import JudgeReplicas
 from delta_belief_rl.cluster.ray_app import ray_session
 from delta_belief_rl.cluster.workers import JudgeWorker
+from delta_belief_rl.config.plan import Placement
 from delta_belief_rl.config.schema_trainer import RayInit
 from delta_belief_rl.envs.base import JudgeRequest
 from delta_belief_rl.judge.build import WorldJudgeSettings
@@ -29,7 +31,9 @@ SETTINGS = JudgePoolSettings(
 @pytest.mark.fault
 def test_J1_a_killed_judge_is_replaced_and_the_new_one_answers_alone() -> None:
     with ray_session(RayInit(), 3, 0):
-        places = pools._place("judges", JudgeWorker, 2, 0.0, START_SECONDS, 1)
+        wanted = [Placement("judge", number, (), "world judge") for number in range(2)]
+        no_gpus = BookedGpus(())
+        places = pools._place("judges", JudgeWorker, wanted, no_gpus, START_SECONDS, 1)
         replicas = JudgeReplicas.start(places, WorldJudgeSettings("everyday"))
         ray.get([actor.answer.remote([]) for actor in replicas.actors], timeout=START_SECONDS)
         pool = JudgePool(

@@ -35,11 +35,9 @@ from delta_belief_rl.trainer.actor import (
 )
 from delta_belief_rl.trainer.optimizer import (
     OptimizerSettings,
-    at_hand,
     build_optimizer,
     gradient_norm,
     learning_rate,
-    move_state,
 )
 from delta_belief_rl.trainer.packing import flat_trajectories
 from delta_belief_rl.types import TrainBatch, UserError
@@ -555,32 +553,6 @@ def test_the_gradient_is_clipped_as_a_whole_and_its_norm_reported_before() -> No
     weights[0].grad[0] = torch.nan
     assert np.isnan(gradient_norm(optimizer, 1.0))
     assert weights[1].grad == pytest.approx(2 / 3, rel=1e-5)
-
-
-def test_averages_are_at_hand_in_the_step_only_and_offloading_changes_no_number(
-    folder: Path,
-) -> None:
-    """A device of its own is played by ``meta``, which keeps shapes and loses numbers."""
-    moved = make(folder, optimizer=OptimizerSettings(lr=1e-2, offload=True))
-    plain = make(folder, optimizer=OptimizerSettings(lr=1e-2))
-    batch = batch_of(plain)
-    for step in (1, 2):
-        run(plain, batch, step)
-        run(moved, batch, step)
-    assert moved.snapshot().checksum == plain.snapshot().checksum
-    assert dump_state(moved.state()) == dump_state(plain.state())
-
-    parameter = torch.nn.Parameter(torch.zeros(3))
-    optimizer = torch.optim.AdamW([parameter])
-    parameter.grad = torch.ones(3)
-    optimizer.step()
-    slots = optimizer.state[parameter]
-    move_state(optimizer, torch.device("meta"))
-    assert {slots["exp_avg"].device.type, slots["exp_avg_sq"].device.type} == {"meta"}
-    assert slots["step"].device.type == "cpu"
-    slots["exp_avg"], slots["exp_avg_sq"] = torch.ones(3), torch.ones(3)
-    with at_hand(optimizer, offload=True):
-        assert slots["exp_avg"].device == parameter.device
 
 
 def test_frozen_parameters_are_not_given_to_the_optimizer() -> None:

@@ -248,8 +248,11 @@ class Sleeper(Replica):
         self.calls.append("sync")
         return super().sync(state, version, probe_ids)
 
-    def sleep(self) -> None:
+    state: str = "asleep"
+
+    def sleep(self) -> str:
         self.calls.append("sleep")
+        return self.state
 
     def wake(self) -> None:
         self.calls.append("wake")
@@ -273,6 +276,27 @@ def test_L8_replicas_rest_while_the_ranks_work_and_wake_before_each_sync() -> No
     assert replica.calls == ["sync", "sleep", "wake", "sleep", "wake", "sync"]
 
 
+@pytest.mark.fault
+def test_M3_a_replica_that_stays_awake_stops_the_run_before_the_ranks_take_memory() -> None:
+    replicas = [Sleeper(), Sleeper(state="ready")]
+    group = RayEngineGroup([Handle(replica) for replica in replicas], PROBE, BOUND, sleeps=True)
+    with pytest.raises(SyncMismatch, match="engine 1 of 2 is ready after it was told to sleep"):
+        asyncio.run(group.rest())
+
+
+def test_judges_on_the_same_gpus_sleep_and_wake_with_the_engines() -> None:
+    engine, judge, trainer = Sleeper(), Sleeper(), Policy()
+    group = RayEngineGroup([Handle(engine)], PROBE, BOUND, judges=[Handle(judge)])
+
+    async def play() -> None:
+        await group.sync(trainer)
+        await group.rest()
+        await group.sync(trainer)
+
+    asyncio.run(play())
+    assert (engine.calls, judge.calls) == (["sync"], ["sleep", "wake"])
+
+
 def test_replicas_that_do_not_sleep_are_left_alone() -> None:
     replica = Sleeper()
     group = RayEngineGroup([Handle(replica)], PROBE, BOUND)
@@ -280,7 +304,7 @@ def test_replicas_that_do_not_sleep_are_left_alone() -> None:
     assert replica.calls == []
 
 
-def test_L3_the_first_sync_is_made_and_checked_like_every_other() -> None:
+def test_L3_M5_the_first_sync_is_made_and_checked_like_every_other() -> None:
     replicas, trainer = [Replica(), Replica()], Policy()
     group = engines(replicas)
     for n in range(3):
@@ -288,6 +312,7 @@ def test_L3_the_first_sync_is_made_and_checked_like_every_other() -> None:
             "sync/adapter_version": float(n),
             "sync/probe_gap": 0.0,
             "sync/probe_gap_mean": 0.0,
+            "sync/adapter_mb": 3 * 4 / 2**20,
         }
         assert trainer.probes == n + 1
         trainer.learn()
@@ -347,14 +372,14 @@ def test_L6_L16_a_replica_that_received_other_bytes_stops_the_run() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "number"), [(0.002, "0.002 nats"), (np.nan, "nan nats"), (-np.inf, "inf nats")]
+    ("change", "number"), [(0.002, "0.002"), (np.nan, "nan"), (-np.inf, "inf")]
 )
 def test_L9_a_replica_whose_probe_differs_stops_the_run(change: float, number: str) -> None:
     def fault(report: Report) -> Report:
         report.probe[2] += change
         return report
 
-    with pytest.raises(SyncMismatch, match=f"replica 1 differs .* by {number}"):
+    with pytest.raises(SyncMismatch, match=f"replica 1 differs .* {number} at most"):
         sync(faulty(fault), Policy())
 
 

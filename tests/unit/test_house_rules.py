@@ -232,7 +232,8 @@ def test_H5_F5_nothing_kills_by_name_prints_its_environment_or_uses_alarms() -> 
 
 
 def test_H8_nothing_forks() -> None:
-    method = r"(set_start_method|get_context)\(\s*[\"']fork|mp_context=[\"']fork"
+    # A server that forks before it has threads ("forkserver") is no such fork.
+    method = r"(set_start_method\(|get_context\(|context[\"']?\s*[=:])\s*[\"']fork[\"']"
     bad = re.compile(rf"{method}|os\.fork\(")
     wrong = [
         where(path, number)
@@ -240,4 +241,15 @@ def test_H8_nothing_forks() -> None:
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
         if bad.search(line)
     ]
+    assert wrong == []
+
+
+def test_J6_signals_are_handled_in_one_file_that_the_driver_calls() -> None:
+    """Handlers and alarms work in a main thread only, and a worker's calls run in others."""
+    wrong = []
+    for path in package_files():
+        text = path.read_text(encoding="utf-8")
+        name = path.relative_to(PACKAGE).as_posix()
+        if re.search(r"signal\.(signal|alarm|setitimer)\(", text) and name != "obs/exits.py":
+            wrong.append(name)
     assert wrong == []

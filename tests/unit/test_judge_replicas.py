@@ -18,6 +18,7 @@ from delta_belief_rl.cluster.judges import (
     restart_teller,
     tell_self_tests,
 )
+from delta_belief_rl.config.schema_judge import SelfTest
 from delta_belief_rl.engines.pump import EngineFailure
 from delta_belief_rl.envs.base import JudgeReply, JudgeRequest
 from delta_belief_rl.judge.pool import ReplicaGone
@@ -129,7 +130,7 @@ def test_a_dead_replica_is_replaced_in_its_own_place(
     assert killed == []
 
 
-def test_Q2_a_replica_that_comes_back_broken_is_not_used(killed: list[str]) -> None:
+def test_Q2_Q6_a_replica_that_comes_back_broken_is_not_used(killed: list[str]) -> None:
     replicas = JudgeReplicas.start([Place(Actor("a"), Actor("b", BAD))], "settings")
     with pytest.raises(ReplicaGone, match=r"2 of 4 plain facts answered rightly \(50%\)"):
         asyncio.run(replicas.restarter(5.0, 0.8)(0))  # type: ignore[arg-type]
@@ -154,25 +155,34 @@ def test_Q2_Q3_self_tests_are_printed_and_recorded_and_then_judged(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     events = EventLog(tmp_path / "events.jsonl", "run")
-    tell_self_tests([GOOD], 1.0, events)
+    tell_self_tests([GOOD], SelfTest(min_accuracy=1.0), events)
     assert capsys.readouterr().err == (
         "judge 0: 4 of 4 plain facts answered rightly (100%), 0 without an answer; "
         "2,000 tokens/s over 0.5 s\n"
     )
     with pytest.raises(UserError, match=r"^Judge replica 1 fails .* at least 80% are demanded"):
-        tell_self_tests([GOOD, BAD], 0.8, events)
+        tell_self_tests([GOOD, BAD], SelfTest(min_accuracy=0.8), events)
     found = records(tmp_path / "events.jsonl")
     assert [event["replica"] for event in found] == [0, 0, 1]
     assert [event["accuracy"] for event in found] == [1.0, 1.0, 0.5]
     assert [event["tokens_per_second"] for event in found] == [2000.0, 2000.0, 0.0]
     assert found[2]["misses"] == ["dog: Is it an animal? no", "dog: Does it have four legs? no"]
-    tell_self_tests([], 1.0, events)
+    tell_self_tests([], SelfTest(min_accuracy=1.0), events)
+
+
+@pytest.mark.parametrize(("floor", "warned"), [(0.0, False), (1999.0, False), (2001.0, True)])
+def test_Q3_a_judge_below_the_floor_of_speed_is_warned_of(
+    floor: float, warned: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = SelfTest(min_accuracy=1.0, min_tokens_per_second=floor)
+    tell_self_tests([GOOD], settings, EventLog(tmp_path / "events.jsonl", "run"))
+    assert ("WARNING: judge 0 is slower" in capsys.readouterr().err) is warned
 
 
 def test_Q2_logits_that_are_not_finite_are_refused_whatever_the_bound(tmp_path: Path) -> None:
     broken = SelfTestReport(4, (), 0, finite=False)
     with pytest.raises(UserError, match="logits were not finite"):
-        tell_self_tests([broken], 0.0, EventLog(tmp_path / "events.jsonl", "run"))
+        tell_self_tests([broken], SelfTest(min_accuracy=0.0), EventLog(tmp_path / "e.jsonl", "run"))
 
 
 def test_every_restart_is_printed_and_recorded(

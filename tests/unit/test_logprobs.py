@@ -56,6 +56,19 @@ def test_M8_chunks_equal_the_full_logits_path(
     torch.testing.assert_close(got.entropy, want, atol=1e-5, rtol=1e-5)
 
 
+def test_B3_no_more_rows_of_logits_exist_than_a_chunk_has(model: Any, packed: PackedInput) -> None:
+    rows: list[int] = []
+    head = model.get_output_embeddings()
+    handle = head.register_forward_hook(lambda _m, _i, out: rows.append(out.shape[-2]))
+    index, targets = everything(packed)
+    token_logprobs(model, packed, index, targets, chunk=4)
+    handle.remove()
+    # The first is the single row that the model's own forward makes.
+    assert rows[0] == 1
+    assert max(rows[1:]) == 4
+    assert sum(rows[1:]) == len(index)
+
+
 def test_M8_gradients_equal_those_of_the_full_logits_path(model: Any, packed: PackedInput) -> None:
     index, targets = everything(packed)
     weight = torch.linspace(-1, 1, len(index))

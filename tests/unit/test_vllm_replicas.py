@@ -10,6 +10,7 @@ from ray.exceptions import ActorDiedError, RayTaskError
 
 from delta_belief_rl.cluster import pools
 from delta_belief_rl.cluster.remote_engine import Outbox, RemoteEngine
+from delta_belief_rl.cluster.vllm_replicas import VllmEngineWorker, VllmSettings
 from delta_belief_rl.config.availability import unavailable
 from delta_belief_rl.config.compose import load_config
 from delta_belief_rl.engines.base import (
@@ -230,3 +231,37 @@ def test_what_vllm_cannot_do_is_refused() -> None:
     assert any("fixed order" in line for line in wide)
     fine = ["actor_rollout_ref.rollout.deterministic=false"]
     assert unavailable(load_config([*VLLM, *gpus, *fine])[0]) == []
+
+
+def test_J15_a_replica_tells_its_health_while_requests_and_a_sync_wait() -> None:
+    class Busy:
+        """An engine that never finishes anything."""
+
+        async def generate(self, request: GenRequest) -> Completion:
+            await asyncio.Event().wait()
+            raise AssertionError("nobody wakes it")
+
+        async def load_adapter(self, state: Any, version: int) -> None:
+            await asyncio.Event().wait()
+
+        def health(self) -> str:
+            return "alive"
+
+    actor: Any = VllmEngineWorker
+    worker = actor.__ray_metadata__.modified_class(VllmSettings(load_config([*VLLM])[0], "cpu"))
+    worker._started = Busy()
+
+    async def play() -> str:
+        await worker.submit([(0, REQUEST)])
+        waiting = [
+            asyncio.create_task(worker.collect()),
+            asyncio.create_task(worker.sync({}, 1, (1, 2))),
+        ]
+        await asyncio.sleep(0)
+        told = await asyncio.wait_for(worker.health(), 5)
+        for task in waiting:
+            assert not task.done()
+            task.cancel()
+        return told
+
+    assert asyncio.run(play()) == "alive"

@@ -149,7 +149,7 @@ def test_W4_unknown_mode_is_an_error_that_lists_the_modes(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("mode", ["auto", "online"])
-def test_without_a_key_it_is_off_and_says_so_in_one_line(
+def test_N8_without_a_key_it_is_off_and_says_so_in_one_line(
     fake: FakeWandb, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mode: str
 ) -> None:
     monkeypatch.delenv("WANDB_API_KEY")

@@ -24,6 +24,7 @@ from delta_belief_rl.envs.base import JudgeRequest
 from delta_belief_rl.judge.prompts import judge_messages
 from delta_belief_rl.rollout.seeds import named_seed
 from delta_belief_rl.text.chat import ChatFormat
+from delta_belief_rl.trainer.processes import data_processes
 from delta_belief_rl.trainer.teach.cases import Case, CaseMaker
 from delta_belief_rl.trainer.teach.settings import TeachSettings
 from delta_belief_rl.trainer.teach.tree import TreeBatch, tree_batch
@@ -148,15 +149,12 @@ def lesson(
 
 
 def lessons(cases: CaseMaker, chat: ChatFormat, settings: TeachSettings) -> Iterator[Lesson]:
-    """One lesson after another without end, from this process or from ``settings.workers``.
-
-    The processes are forked at once: call this before a GPU is used. Started anew, they would first
-    import for a minute what is loaded here already.
-    """
+    """One lesson after another without end, from this process or from ``settings.workers``."""
     options: dict[str, Any] = {}
     if settings.workers:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-        options = {"multiprocessing_context": "fork", "prefetch_factor": _AHEAD}
+        context = data_processes([__name__])
+        options = {"multiprocessing_context": context, "prefetch_factor": _AHEAD}
     return iter(
         DataLoader(
             _Lessons(cases, PromptEncoder(chat), settings),

@@ -5,13 +5,13 @@ Batch ``k`` is a function of (seed, ``k``, share of training done), never of the
 
 from __future__ import annotations
 
-import multiprocessing
 from collections import deque
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from delta_belief_rl.trainer.processes import data_processes
 from delta_belief_rl.trainer.warmup.games import (
     GameBatch,
     Language,
@@ -62,11 +62,9 @@ class BatchSource:
 
     def __enter__(self) -> BatchSource:
         if self.workers:
-            # Started anew, each would first import for a minute what is loaded here already; games
-            # are made with NumPy alone, so a GPU that is in use here does not matter.
             self._pool = ProcessPoolExecutor(
                 self.workers,
-                mp_context=multiprocessing.get_context("fork"),
+                mp_context=data_processes([__name__]),
                 initializer=_start_worker,
                 initargs=(self.recipe,),
             )
