@@ -25,6 +25,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from ray.exceptions import RayActorError, RayTaskError
+from torch.distributed import Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 PHASES = {
     "score": "while games were scored",
@@ -81,12 +82,12 @@ class RankLimits:
 # --- in the rank's process ------------------------------------------------------------------------
 
 
-def meeting_point(host: str) -> dist.TCPStore:
+def meeting_point(host: str) -> TCPStore:
     """The store that the ranks of a group meet at, listening on a free port of this host.
 
     The port is bound here and handed on, so that nobody else can take it in between.
     """
-    return dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
+    return TCPStore(host, 0, is_master=True, wait_for_workers=False)
 
 
 def join_ranks(
@@ -95,7 +96,7 @@ def join_ranks(
     world_size: int,
     address: tuple[str, int],
     timeout: float,
-    store: dist.Store | None = None,
+    store: Store | None = None,
 ) -> None:
     """Make this process one rank of the default group; NCCL on GPUs, gloo on CPUs.
 
@@ -109,7 +110,7 @@ def join_ranks(
     """
     patience = datetime.timedelta(seconds=timeout)
     if store is None:
-        store = dist.TCPStore(*address, world_size, is_master=rank == 0, timeout=patience)
+        store = TCPStore(*address, world_size, is_master=rank == 0, timeout=patience)
     # NCCL is told its GPU, so that its communicator is there before the first collective and
     # a barrier does not guess one.
     gpu = torch.device("cuda", torch.cuda.current_device()) if device.startswith("cuda") else None

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import ray
 import torch
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from delta_belief_rl.belief.branched import ScoreRequest
 from delta_belief_rl.cluster.ranks import (
@@ -82,7 +83,7 @@ class ActorWorker:
     def __init__(self, settings: ActorSettings, rank: int, world_size: int) -> None:
         self._settings, self._rank, self._world_size = settings, rank, world_size
         self._actor: PolicyActor | None = None
-        self._meeting: torch.distributed.TCPStore | None = None
+        self._meeting: TCPStore | None = None
         self._patience = math.inf
 
     def address(self) -> tuple[str, int]:
