@@ -145,9 +145,10 @@ def lie(monkeypatch: pytest.MonkeyPatch, name: str, change: Callable[[Any], Any]
     monkeypatch.setattr(worker, name, lambda self, *args: change(real(self, *args)))
 
 
-def switch(asleep: bool) -> Callable[[Any], None]:
-    def act(self: Any) -> None:
+def switch(asleep: bool) -> Callable[[Any], str]:
+    def act(self: Any) -> str:
         self.asleep = asleep
+        return "asleep" if asleep else "ready"
 
     return act
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from delta_belief_rl.cluster import app
-from delta_belief_rl.cluster.groups import SyncMismatch
 from delta_belief_rl.cluster.workers import ActorWorker, EngineWorker
+from delta_belief_rl.obs.exits import CHECK_FAILED
 from delta_belief_rl.obs.jsonl import read_records
 from delta_belief_rl.rollout.driver import RolloutDriver
 from delta_belief_rl.rollout.store import read_trajectories
@@ -118,7 +118,10 @@ def test_R4_each_step_syncs_plays_scores_updates_and_records_before_it_saves(
 
 
 def test_L1_nothing_is_played_with_an_adapter_that_is_not_the_trainers(
-    tmp_path: Path, world: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    world: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     worker: Any = EngineWorker.__ray_metadata__.modified_class  # type: ignore[attr-defined]
     real, held = worker.sync, {}
@@ -129,8 +132,9 @@ def test_L1_nothing_is_played_with_an_adapter_that_is_not_the_trainers(
 
     monkeypatch.setattr(worker, "sync", sync)
     trace = Trace()
-    with pytest.raises(SyncMismatch, match="received other adapter bytes"):
-        play(words(tmp_path / "run", world, "trainer.final_test=false"), trace=trace)
+    status, _ = play(words(tmp_path / "run", world, "trainer.final_test=false"), trace=trace)
+    assert status == CHECK_FAILED
+    assert "received other adapter bytes" in capsys.readouterr().err
     assert trace.names[-1] in ("EngineWorker.sync", "ActorWorker.probe")
     assert trace.names.count("ActorWorker.update") == 1
     assert state_of(tmp_path / "run")["run"]["step"] == 1
