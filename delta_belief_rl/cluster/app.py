@@ -78,9 +78,7 @@ def run(cfg: RunConfig, plan: Plan) -> int:
     """Run a configuration to its end.
 
     Returns:
-        0 when the run finished, or had finished before; ``COLLAPSED`` when it stopped itself, and
-        ``CHECK_FAILED`` when its numbers did not hold (``trainer.check_freq``), its judge failed,
-        or a training rank died or hung.
+        A value of ``ExitStatus``: 0 when the run finished, or had finished before.
 
     Raises:
         UserError: Anything that the user can mend.

@@ -12,7 +12,7 @@ from delta_belief_rl.cluster.ranks import RankFailure
 from delta_belief_rl.engines.pump import EngineFailure
 from delta_belief_rl.judge.pool import JudgePoolFailure
 from delta_belief_rl.obs.events import EventLog
-from delta_belief_rl.obs.exits import CHECK_FAILED, COLLAPSED
+from delta_belief_rl.obs.exits import ExitStatus
 from delta_belief_rl.trainer.crosscheck import CheckFailed
 from delta_belief_rl.trainer.health import RunCollapsed
 
@@ -27,16 +27,16 @@ class Ending:
     """
 
     event: str
-    status: int
+    status: ExitStatus
 
 
 ENDINGS: dict[type[Exception], Ending] = {
-    RunCollapsed: Ending("collapsed", COLLAPSED),
-    CheckFailed: Ending("check_failed", CHECK_FAILED),
-    SyncMismatch: Ending("sync_failed", CHECK_FAILED),
-    JudgePoolFailure: Ending("judge_failed", CHECK_FAILED),
-    RankFailure: Ending("rank_failed", CHECK_FAILED),
-    EngineFailure: Ending("engine_failed", CHECK_FAILED),
+    RunCollapsed: Ending("collapsed", ExitStatus.COLLAPSED),
+    CheckFailed: Ending("check_failed", ExitStatus.CHECK_FAILED),
+    SyncMismatch: Ending("sync_failed", ExitStatus.CHECK_FAILED),
+    JudgePoolFailure: Ending("judge_failed", ExitStatus.CHECK_FAILED),
+    RankFailure: Ending("rank_failed", ExitStatus.CHECK_FAILED),
+    EngineFailure: Ending("engine_failed", ExitStatus.CHECK_FAILED),
 }
 """Everything else is a defect and keeps its traceback."""
 

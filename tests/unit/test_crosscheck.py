@@ -18,7 +18,7 @@ from delta_belief_rl.belief.elicit import Elicitation
 from delta_belief_rl.cluster import pools
 from delta_belief_rl.cluster.workers import EngineWorker
 from delta_belief_rl.config.compose import load_config
-from delta_belief_rl.obs.exits import CHECK_FAILED
+from delta_belief_rl.obs.exits import ExitStatus
 from delta_belief_rl.trainer.actor import GameScore
 from delta_belief_rl.trainer.crosscheck import (
     BOUNDS,
@@ -224,7 +224,7 @@ def test_P3_B1_an_engine_that_lies_stops_the_run_before_the_update(
     out, trace = tmp_path / "run", Trace()
     # The first step is not checked: the number of steps between checks is what it says.
     status, _ = play(short(out, world, "trainer.check_freq=2"), trace=trace)
-    assert status == CHECK_FAILED == 1
+    assert status == ExitStatus.CHECK_FAILED == 1
     assert trace.names.count("ActorWorker.update") == 1
     sentence = [line for line in capsys.readouterr().err.splitlines() if "differ" in line]
     assert len(sentence) == 1

@@ -13,18 +13,18 @@ from delta_belief_rl.cluster.ranks import RankFailure
 from delta_belief_rl.engines.pump import EngineFailure
 from delta_belief_rl.judge.pool import JudgePoolFailure
 from delta_belief_rl.obs.events import EventLog
-from delta_belief_rl.obs.exits import CHECK_FAILED, COLLAPSED
+from delta_belief_rl.obs.exits import ExitStatus
 from delta_belief_rl.obs.jsonl import read_records
 from delta_belief_rl.trainer.crosscheck import CheckFailed
 from delta_belief_rl.trainer.health import RunCollapsed
 
 ERRORS = [
-    (RunCollapsed("the policy repeats itself"), "collapsed", COLLAPSED),
-    (CheckFailed("gap of 3 nats"), "check_failed", CHECK_FAILED),
-    (SyncMismatch("replica 0 differs"), "sync_failed", CHECK_FAILED),
-    (JudgePoolFailure("no judge is left"), "judge_failed", CHECK_FAILED),
-    (EngineFailure("vLLM failed"), "engine_failed", CHECK_FAILED),
-    (RankFailure("rank 1 died", (1,), "update"), "rank_failed", CHECK_FAILED),
+    (RunCollapsed("the policy repeats itself"), "collapsed", ExitStatus.COLLAPSED),
+    (CheckFailed("gap of 3 nats"), "check_failed", ExitStatus.CHECK_FAILED),
+    (SyncMismatch("replica 0 differs"), "sync_failed", ExitStatus.CHECK_FAILED),
+    (JudgePoolFailure("no judge is left"), "judge_failed", ExitStatus.CHECK_FAILED),
+    (EngineFailure("vLLM failed"), "engine_failed", ExitStatus.CHECK_FAILED),
+    (RankFailure("rank 1 died", (1,), "update"), "rank_failed", ExitStatus.CHECK_FAILED),
 ]
 
 

@@ -28,7 +28,7 @@ from delta_belief_rl.judge.pool import JudgePoolSettings, ReplicaGone, question_
 from delta_belief_rl.judge.prompts import opening_key
 from delta_belief_rl.judge.rules_judge import WorldJudge
 from delta_belief_rl.judge.selftest import FACTS, Fact, self_test
-from delta_belief_rl.obs.exits import CHECK_FAILED
+from delta_belief_rl.obs.exits import ExitStatus
 from delta_belief_rl.obs.jsonl import read_records
 from delta_belief_rl.rollout.store import read_trajectories
 from delta_belief_rl.trainer.judge_settings import judge_settings, llm_judge_settings, pool_settings
@@ -428,7 +428,7 @@ def test_J2_a_run_whose_judges_are_all_gone_ends_with_one_sentence(
     out = tmp_path / "run"
     command = words(out, write_world(tmp_path / "tiny.yaml"), f"{JUDGE}.max_restarts=2")
     status, _ = play([*command, "trainer.val_before_train=false", "trainer.final_test=false"])
-    assert status == CHECK_FAILED
+    assert status == ExitStatus.CHECK_FAILED
     err = capsys.readouterr().err
     assert err.count("judge 0 died and is started again: illegal memory access") == 2
     assert "No judge replica is left and all 2 restarts" in err

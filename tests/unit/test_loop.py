@@ -9,7 +9,7 @@ import pytest
 
 from delta_belief_rl.cluster import app
 from delta_belief_rl.cluster.workers import ActorWorker, EngineWorker
-from delta_belief_rl.obs.exits import CHECK_FAILED
+from delta_belief_rl.obs.exits import ExitStatus
 from delta_belief_rl.obs.jsonl import read_records
 from delta_belief_rl.rollout.driver import RolloutDriver
 from delta_belief_rl.rollout.store import read_trajectories
@@ -133,7 +133,7 @@ def test_L1_nothing_is_played_with_an_adapter_that_is_not_the_trainers(
     monkeypatch.setattr(worker, "sync", sync)
     trace = Trace()
     status, _ = play(words(tmp_path / "run", world, "trainer.final_test=false"), trace=trace)
-    assert status == CHECK_FAILED
+    assert status == ExitStatus.CHECK_FAILED
     assert "received other adapter bytes" in capsys.readouterr().err
     assert trace.names[-1] in ("EngineWorker.sync", "ActorWorker.probe")
     assert trace.names.count("ActorWorker.update") == 1
