@@ -6,6 +6,7 @@
 #   make test-vllm    the tests of the vLLM engine, on CPUs, in an environment of its own
 #   make lint         style, types, shell scripts
 #   make bench        the benchmarks
+#   make chaos        a run under random faults against the straight one: MINUTES=30 SEED=7
 #
 # Variables: PYTHON (to make the environment), VENV (where it goes), TORCH (pip arguments for PyTorch,
 # used when the machine has no GPU), JOBS (processes of the tests), ARGS (further arguments for the
@@ -22,10 +23,10 @@ VLLM_PY := $(VLLM_VENV)/bin/python
 SHELL  := /bin/bash
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart smollm2 test test-vllm lint ruff types shell bench clean
+.PHONY: help quickstart smollm2 test test-vllm lint ruff types shell bench chaos clean
 
 help:
-	@sed -n '3,12s/^# \{0,1\}//p' Makefile
+	@sed -n '3,13s/^# \{0,1\}//p' Makefile
 
 $(VENV)/.installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -86,6 +87,12 @@ shell: $(VENV)/.tools
 
 bench: $(VENV)/.tools
 	set -e; for script in benchmarks/bench_*.py; do $(PY) "$$script" $(ARGS); done
+
+MINUTES ?= 30
+SEED    ?= 7
+
+chaos: $(VENV)/.tools
+	$(PY) -m tests.chaos.run --minutes $(MINUTES) --seed $(SEED) $(ARGS)
 
 clean:
 	rm -rf .pytest_cache .ruff_cache .hypothesis htmlcov .coverage

@@ -239,7 +239,7 @@ def step_part(args: argparse.Namespace) -> list[Part]:
             *(sys.executable, "train.py", "experiment=quickstart"),
             *(f"trainer.total_training_steps={args.steps + 1}", f"trainer.output_dir={folder}"),
             *("trainer.val_before_train=false", "trainer.final_test=false"),
-            *("trainer.test_freq=-1", "trainer.save_freq=-1"),
+            *("trainer.test_freq=-1", "trainer.save_freq=-1", "trainer.recovery_freq=-1"),
         ]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         if done.returncode:

@@ -12,7 +12,8 @@
 #   PYTHON                 the interpreter; the repository's .venv, else python3, by default
 #
 # A variable that is unset or empty leaves the experiment's own value. Settings behind the
-# experiment come last and win. Relative paths are those of the repository.
+# experiment come last and win. Relative paths are those of the repository. What happens before
+# and after the run, and when a batch system cuts it short, is in scripts/slurm_setup.sh.
 set -euo pipefail
 
 fail() {
@@ -62,5 +63,13 @@ if [[ -n ${CUDA_VISIBLE_DEVICES:-} ]]; then
   settings+=("trainer.n_gpus_per_node=${#gpus[@]}")
 fi
 
-# In place of this shell, so that a batch system's signal reaches the run itself.
-exec "$python" train.py "experiment=$experiment" ${settings[@]+"${settings[@]}"} "$@"
+run=("$python" train.py "experiment=$experiment" ${settings[@]+"${settings[@]}"} "$@")
+for word in "$@"; do
+  if [[ $word == --dry-run ]]; then
+    exec "${run[@]}"
+  fi
+done
+
+# shellcheck source=scripts/slurm_setup.sh
+source "$root/scripts/slurm_setup.sh"
+job_run "${run[@]}"

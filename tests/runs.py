@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -18,13 +18,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import ray
 import yaml
+from ray.exceptions import ActorDiedError
 
 from delta_belief_rl.cluster import app, pools
 from delta_belief_rl.envs.worlds.table import DATA_DIR, load_world
 from delta_belief_rl.obs.jsonl import MetricsLog, read_records
-from delta_belief_rl.trainer import checkpoint, final, loop, persist, validation
+from delta_belief_rl.trainer import checkpoint, final, loop, pending, persist, validation
 from delta_belief_rl.trainer.actor import parse_state
+from delta_belief_rl.trainer.background import Background
 
 ROOT = Path(__file__).resolve().parents[1]
 STEPS = 4
@@ -84,10 +87,18 @@ class Trace:
     Attributes:
         names: e.g. ``"EngineWorker.sync"``, ``"checkpoint.save"``, ``"checkpoint.save done"``.
         kill_at: Number of the point that raises ``Killed``; -1 for none.
+        deaths: Calls that end the worker that gets them, as numbers from 0 of all calls by name,
+            e.g. ``{"ActorWorker.update": [1, 2]}``.
+        hangs: Calls after which the worker that gets them says nothing more.
+        threads: Checkpoints are written in a thread, as in a real run; else where they begin, so
+            that what happens is in one order.
     """
 
     names: list[str] = field(default_factory=list)
     kill_at: int = -1
+    deaths: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    hangs: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    threads: bool = False
 
     @property
     def killed(self) -> bool:
@@ -98,19 +109,30 @@ class Trace:
         if self.killed:  # and whatever still runs does nothing more
             raise Killed(name)
 
+    def falls_on(self, faults: Mapping[str, Sequence[int]], name: str) -> bool:
+        """Whether a fault is meant for the call that was told last."""
+        return self.names.count(name) - 1 in faults.get(name, ())
+
     def order(self, *wanted: str) -> list[str]:
         """The names among ``wanted``, in order; a row of equal ones counts as one."""
         return [name for name, _ in groupby(name for name in self.names if name in wanted)]
 
 
 class _Method:
-    def __init__(self, owner: Any, name: str, trace: Trace) -> None:
-        self._call, self._trace = getattr(owner, name), trace
+    def __init__(self, handle: _Handle, owner: Any, name: str, trace: Trace) -> None:
+        self._handle, self._call, self._trace = handle, getattr(owner, name), trace
         self._label = f"{type(owner).__name__.removeprefix('Modified')}.{name}"
 
     async def remote(self, *args: Any) -> Any:
         await asyncio.sleep(0)
         self._trace.point(self._label)
+        handle, trace = self._handle, self._trace
+        handle.dead |= trace.falls_on(trace.deaths, self._label)
+        handle.silent |= trace.falls_on(trace.hangs, self._label)
+        if handle.silent and not handle.dead:
+            await asyncio.sleep(3600)
+        if handle.dead:
+            raise ActorDiedError
         return self._call(*args)
 
 
@@ -119,9 +141,14 @@ class _Handle:
 
     def __init__(self, worker: Any, trace: Trace) -> None:
         self._worker, self._trace = worker, trace
+        self.dead = self.silent = False
 
     def __getattr__(self, name: str) -> _Method:
-        return _Method(self._worker, name, self._trace)
+        return _Method(self, self._worker, name, self._trace)
+
+    def end(self) -> None:
+        """What ``ray.kill`` does."""
+        self.dead = True
 
 
 class _Bound:
@@ -151,6 +178,9 @@ def without_ray(trace: Trace) -> Iterator[None]:
     def no_session(*_args: Any) -> Iterator[None]:
         yield
 
+    async def at_once(_saver: Background, write: Callable[[], None]) -> None:
+        write()
+
     def tap(owner: Any, name: str) -> None:
         real = getattr(owner, name)
         label = f"{getattr(owner, '__name__', '').rpartition('.')[2]}.{name}"
@@ -167,8 +197,12 @@ def without_ray(trace: Trace) -> Iterator[None]:
         patch.setattr(pools, "_place", place)
         patch.setattr(pools, "_wait", wait)
         patch.setattr(app, "ray_session", no_session)
+        patch.setattr(ray, "kill", _Handle.end)
         patch.setattr(app, "exit_on_sigterm", lambda: None)
+        if not trace.threads:
+            patch.setattr(Background, "start", at_once)
         tap(checkpoint, "save")
+        tap(pending, "keep")
         tap(persist, "restore")
         tap(MetricsLog, "append")
         for module in (loop, validation, final):
@@ -203,9 +237,14 @@ def play(command: list[str], kill_at: int = -1, trace: Trace | None = None) -> t
 # --- what a run leaves --------------------------------------------------------------------------
 
 
-def metrics_of(out: Path) -> list[dict[str, Any]]:
-    """Records of a run without what depends on the clock or the run's name."""
-    apart = ("timing_s/", "timing_per_token_ms/", "perf/", "run_id")
+def metrics_of(out: Path, *more: str) -> list[dict[str, Any]]:
+    """Records of a run without what depends on the clock or the run's name.
+
+    Args:
+        out: The run's folder.
+        more: Beginnings of further names to leave out.
+    """
+    apart = ("timing_s/", "timing_per_token_ms/", "perf/", "run_id", *more)
     return [
         {name: value for name, value in record.items() if not name.startswith(apart)}
         for record in read_records(out / "metrics.jsonl")
@@ -235,9 +274,15 @@ def tested_of(out: Path) -> tuple[Any, Any]:
     return json.loads((out / "final.json").read_text()), {**summary, "run_id": ""}
 
 
-def assert_same_run(one: Path, other: Path) -> None:
-    """Two folders hold the same run: records, games, weights, tests, bit for bit."""
-    records = metrics_of(one), metrics_of(other)
+def assert_same_run(one: Path, other: Path, *apart: str) -> None:
+    """Two folders hold the same run: records, games, weights, tests, bit for bit.
+
+    Args:
+        one: A run's folder.
+        other: Another one's.
+        apart: Beginnings of metrics' names that may differ.
+    """
+    records = metrics_of(one, *apart), metrics_of(other, *apart)
     steps = [[record["step"] for record in part] for part in records]
     assert steps[0] == steps[1], f"steps {steps[0]} and {steps[1]}"
     for left, right in zip(*records, strict=True):

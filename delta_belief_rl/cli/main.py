@@ -25,8 +25,10 @@ VERBS: dict[str, tuple[str, str]] = {
     "data": ("delta_belief_rl.cli.data", "make, fetch, check and compare task files"),
     "analyze": ("delta_belief_rl.cli.analyze", "count, check and compare files of stored games"),
     "audit": ("delta_belief_rl.cli.audit", "measure a judge, from stored games or by asking it"),
+    "backup": ("delta_belief_rl.cli.backup", "copy checkpoints to the Hugging Face hub and back"),
     "belief": ("delta_belief_rl.cli.belief", "what a model believes in stored conversations"),
     "doctor": ("delta_belief_rl.cli.doctor", "check the numbers of a configuration before a run"),
+    "export": ("delta_belief_rl.cli.export", "write a policy as a PEFT adapter or a model"),
     "plan": ("delta_belief_rl.cli.plan", "show what a configuration would run"),
     "play": ("delta_belief_rl.cli.play", "play a game, or watch one"),
     "recount": ("delta_belief_rl.cli.recount", "count win rates anew from stored games"),
@@ -34,6 +36,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "teach-judge": ("delta_belief_rl.cli.teach_judge", "make a small judge of a world"),
     "view": ("delta_belief_rl.cli.view", "read stored games"),
     "warmup": ("delta_belief_rl.cli.warmup", "make the small agent of a world"),
+    "watchdog": ("delta_belief_rl.cli.watchdog", "run a training for days, starting it again"),
 }
 """Name to (module, one line of help)."""
 
@@ -51,7 +54,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         top.parse_args(words or ["--help"])
         return 0
     verb = load_verb(words[0])
-    args = _verb_parser(verb).parse_intermixed_args(words[1:])
+    own = words[1:]
+    command: list[str] = []
+    if verb.takes_command and "--" in own:
+        border = own.index("--")
+        own, command = own[:border], own[border + 1 :]
+    args = _verb_parser(verb).parse_intermixed_args(own)
+    if verb.takes_command:
+        args.command = command
     try:
         result = verb.run(args)
     except UserError as error:

@@ -31,6 +31,8 @@ class Verb:
         example: A command that works, shown by ``--help``.
         add_arguments: Declares the verb's arguments; ``--json`` is there already (``args.json``).
         run: Does the work. A ``UserError`` becomes one sentence on stderr and exit status 2.
+        takes_command: What stands behind the first ``--`` is another program's command line:
+            ``args.command``, a list of words as they are.
     """
 
     name: str
@@ -38,3 +40,4 @@ class Verb:
     example: str
     add_arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], Result]
+    takes_command: bool = False

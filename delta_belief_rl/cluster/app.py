@@ -10,23 +10,26 @@ import asyncio
 import json
 import os
 import sys
+import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
-from ray.exceptions import RayTaskError
 
 from delta_belief_rl.algo.samplers.sequential import TaskSampler
 from delta_belief_rl.algo.shapers.channels import ChannelShaper
 from delta_belief_rl.belief.elicit import elicitor
-from delta_belief_rl.cluster.endings import STOPS, tell_ending
+from delta_belief_rl.cluster.endings import STOPS
 from delta_belief_rl.cluster.footprints import tell_footprints
 from delta_belief_rl.cluster.judges import MODELS, restart_teller, tell_self_tests
 from delta_belief_rl.cluster.pools import Pools, max_games, start_pools
 from delta_belief_rl.cluster.ray_app import ray_session
+from delta_belief_rl.cluster.recovery import Recovery
+from delta_belief_rl.cluster.stacks import dump_on_signal
+from delta_belief_rl.cluster.supervisor import Supervisor, pulse_of, to_its_end
 from delta_belief_rl.config.compose import resolved_yaml
 from delta_belief_rl.config.gpu_memory import check_gpus
 from delta_belief_rl.config.gpus import read_gpus
@@ -44,9 +47,11 @@ from delta_belief_rl.judge.build import judge_chat
 from delta_belief_rl.models.loading import load_tokenizer
 from delta_belief_rl.models.packaged import materialise
 from delta_belief_rl.obs.events import EventLog, config_diff
-from delta_belief_rl.obs.exits import exit_on_sigterm
+from delta_belief_rl.obs.exits import ExitStatus, Terminated, exit_on_sigterm
+from delta_belief_rl.obs.heartbeat import Heartbeat, Pulse
 from delta_belief_rl.obs.jsonl import MetricsLog
 from delta_belief_rl.obs.progress import ProgressView
+from delta_belief_rl.obs.run_facts import tell_run_facts
 from delta_belief_rl.obs.wandb_mirror import WandbMirror
 from delta_belief_rl.rollout.candidates import check_rewindable, chooser_factory
 from delta_belief_rl.rollout.driver import RolloutDriver
@@ -70,6 +75,7 @@ from delta_belief_rl.trainer.settings import (
     reward_settings,
     template_options,
 )
+from delta_belief_rl.trainer.sole_start import sole_start
 from delta_belief_rl.trainer.tasks import load_tasks
 from delta_belief_rl.types import Task, UserError
 
@@ -84,6 +90,18 @@ def run(cfg: RunConfig, plan: Plan) -> int:
         UserError: Anything that the user can mend.
     """
     exit_on_sigterm()
+    try:
+        return _run(cfg, plan)
+    except Terminated:
+        # Before anything was written there is nothing more to say.
+        print("The run was told to end (SIGTERM) before it began.", file=sys.stderr)
+        return ExitStatus.TERMINATED
+    except KeyboardInterrupt:
+        print("The run was interrupted before it began.", file=sys.stderr)
+        return ExitStatus.INTERRUPTED
+
+
+def _run(cfg: RunConfig, plan: Plan) -> int:
     check_versions(cfg)
     resolved = resolved_yaml(cfg)
     cfg = _located(cfg)
@@ -96,27 +114,80 @@ def run(cfg: RunConfig, plan: Plan) -> int:
         check_rewindable(make_env((tasks.train or tasks.val)[0]))
     root, run_dir = Path(cfg.trainer.default_local_dir), Path(cfg.trainer.output_dir)
     check_owner(run_dir, root)
-    resume_from = cfg.trainer.resume_from_path
-    start = open_run(root, cfg.trainer.resume_mode, Path(resume_from) if resume_from else None)
-    if _is_complete(cfg, plan, start, run_dir):
-        return 0
-    if plan.gpus and cfg.ray_init.address == "local":
-        check_gpus(plan, read_gpus() or ())
-    if _tests(cfg) and start.checkpoint is not None and start.checkpoint.step > 0:
-        starting_games(run_dir, start.run_id)
-    _write_facts(run_dir, resolved, plan)
-    print(plan.render(), file=sys.stderr)
+    with sole_start(root):
+        resume_from = cfg.trainer.resume_from_path
+        start = open_run(root, cfg.trainer.resume_mode, Path(resume_from) if resume_from else None)
+        if _is_complete(cfg, plan, start, run_dir):
+            return 0
+        if plan.gpus and cfg.ray_init.address == "local":
+            check_gpus(plan, read_gpus() or ())
+        if _tests(cfg) and start.checkpoint is not None and start.checkpoint.step > 0:
+            starting_games(run_dir, start.run_id)
+        _write_facts(run_dir, resolved, plan)
+        print(plan.render(), file=sys.stderr)
+        course = Course.of(cfg, plan, start, run_dir, resolved)
+        return to_its_end(partial(_in_ray, course, tasks, chat), course.events, lambda: course.step)
+
+
+@dataclass(slots=True)
+class Course:
+    """One start of a run.
+
+    Attributes:
+        step: Training steps that are done.
+        recorded: The run has a record, which a report can be made of.
+    """
+
+    cfg: RunConfig
+    plan: Plan
+    start: RunStart
+    run_dir: Path
+    resolved: str
+    events: EventLog
+    step: int
+    recorded: bool = False
+
+    @classmethod
+    def of(
+        cls, cfg: RunConfig, plan: Plan, start: RunStart, run_dir: Path, resolved: str
+    ) -> Course:
+        """Begin the run's list of events anew."""
+        saved = start.checkpoint
+        step = saved.step if saved else 0
+        events = EventLog(run_dir / "events.jsonl", start.run_id)
+        changed = _changes(saved, resolved)
+        events.write("start", step, resumed_from=saved and saved.path, changed=changed)
+        for sentence in start.damaged:
+            events.write("checkpoint_damaged", step, reason=sentence)
+        return cls(cfg, plan, start, run_dir, resolved, events, step)
+
+
+def _in_ray(course: Course, tasks: TaskSets, chat: ChatFormat) -> None:
+    """Everything between the start of Ray and its end, and the report."""
+    cfg, plan, run_dir = course.cfg, course.plan, course.run_dir
     probe = probe_tokens(chat, tasks)
+    dump_on_signal(run_dir / "logs")
     # Every process books one logical CPU; on few cores they take turns.
     cpus = max(plan.cores, len(plan.placements))
+    supervisor, began = Supervisor(), time.monotonic()
+    heart = Heartbeat(
+        run_dir,
+        course.start.run_id,
+        lambda: Pulse("start", time.monotonic() - began, course.step),
+        partial(print, file=sys.stderr, flush=True),
+        cfg.trainer.heartbeat_seconds,
+    )
+    heart.on_failure = supervisor.fail
     try:
-        with ray_session(cfg.ray_init, cpus, plan.gpus):
+        with heart, ray_session(cfg.ray_init, cpus, plan.gpus):
             pools = start_pools(cfg, plan, probe)
-            return asyncio.run(_play(cfg, plan, tasks, chat, start, run_dir, resolved, pools))
-    except RayTaskError as error:
-        if isinstance(error.cause, UserError):
-            raise UserError(str(error.cause)) from error
+            supervisor.play(lambda: _play(course, tasks, chat, pools, supervisor, heart))
+    except STOPS:
+        # A run that stopped before its first record leaves nothing to report.
+        if course.recorded:
+            print(f"report: {render(run_dir)}", file=sys.stderr)
         raise
+    print(f"report: {render(run_dir)}", file=sys.stderr)
 
 
 def _located(cfg: RunConfig) -> RunConfig:
@@ -197,56 +268,49 @@ def _is_complete(cfg: RunConfig, plan: Plan, start: RunStart, run_dir: Path) -> 
 
 
 async def _play(
-    cfg: RunConfig,
-    plan: Plan,
+    course: Course,
     tasks: TaskSets,
     chat: ChatFormat,
-    start: RunStart,
-    run_dir: Path,
-    resolved: str,
     pools: Pools,
-) -> int:
-    saved = start.checkpoint
-    step = saved.step if saved else 0
-    events = EventLog(run_dir / "events.jsonl", start.run_id)
-    changed = _changes(saved, resolved)
-    events.write("start", step, resumed_from=saved and saved.path, changed=changed)
+    supervisor: Supervisor,
+    heart: Heartbeat,
+) -> None:
+    cfg, plan, start, events = course.cfg, course.plan, course.start, course.events
+    saved, step = start.checkpoint, course.step
+    pools.roster.tell(events, step)
     tell_self_tests(pools.self_tests, cfg.judge_rollout.self_test, events)
     tell_footprints(pools.footprints, events)
     pools.judge.on_restart = restart_teller(events)
     with ProgressView(plan.total_steps or 0, step) as progress:
-        services = _services(cfg, plan, tasks, chat, start, run_dir, resolved, pools, progress)
-        status = 0
-        try:
-            if saved is not None:
-                await persist.restore(services, saved)
-                progress.say(f"resumed run {start.run_id} after step {step}")
+        services = _services(course, tasks, chat, pools, progress)
+        heart.say, heart.pulse = progress.say, partial(pulse_of, services, supervisor)
+
+        async def work() -> None:
             before = await starting_test(services) if _tests(cfg) else {}
             await train(services)
             if _tests(cfg):
                 await final_test(services, before)
-        except STOPS as error:
-            status = tell_ending(error, services.state.step, events)
+
+        try:
+            if saved is not None:
+                await persist.restore(services, saved)
+                progress.say(f"resumed run {start.run_id} after step {step}")
+            await Recovery(services, pools, events, saved).play(work)
+        except asyncio.CancelledError:
+            await supervisor.leave(services)
+            raise
         finally:
+            course.step = services.state.step
+            course.recorded = services.log.last_step is not None
+            progress.set_phase("end")
             services.wandb.finish()
-    # A run that stopped before its first record leaves nothing to report.
-    if status == 0 or services.log.last_step is not None:
-        print(f"report: {render(run_dir)}", file=sys.stderr)
-    events.write("end", services.state.step)
-    return status
 
 
 def _services(
-    cfg: RunConfig,
-    plan: Plan,
-    tasks: TaskSets,
-    chat: ChatFormat,
-    start: RunStart,
-    run_dir: Path,
-    resolved: str,
-    pools: Pools,
-    progress: ProgressView,
+    course: Course, tasks: TaskSets, chat: ChatFormat, pools: Pools, progress: ProgressView
 ) -> Services:
+    cfg, plan, start, run_dir = course.cfg, course.plan, course.start, course.run_dir
+    resolved = course.resolved
     exchange = prior_exchange(cfg, _yes(cfg))
     elicit = elicitor(chat, agg=cfg.multi_turn.logprob_reward.agg, exchange=exchange)
 
@@ -265,7 +329,6 @@ def _services(
             run_seed=cfg.seed,
             run_id=start.run_id,
             make_chooser=chooser_factory(candidate_settings(cfg, evaluation=evaluation), elicit),
-            on_heartbeat=lambda beat: progress.say(beat.line()),
         )
 
     saved_step = start.checkpoint.step if start.checkpoint else None
@@ -363,3 +426,4 @@ def _write_facts(run_dir: Path, resolved: str, plan: Plan) -> None:
     facts = run_dir / "facts.json"
     if not facts.exists():
         facts.write_text(json.dumps({"argv": sys.argv[1:]}), encoding="utf-8")
+    tell_run_facts(run_dir)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from ray.exceptions import RayActorError, RayTaskError
 
 from delta_belief_rl.belief.branched import ScoreRequest
-from delta_belief_rl.cluster.ranks import RankLimits, ask_all
+from delta_belief_rl.cluster import members
+from delta_belief_rl.cluster.ranks import RankFailure, RankLimits, ask_all, lost_ranks
+from delta_belief_rl.cluster.restarts import RankRestarter, RestartEngine
 from delta_belief_rl.engines.base import EngineState
+from delta_belief_rl.engines.pump import EngineLost
 from delta_belief_rl.models.adapters import state_checksum
 from delta_belief_rl.trainer.actor import AdapterSnapshot, GameScore
 from delta_belief_rl.trainer.crosscheck import Bound, Gap
@@ -32,6 +37,7 @@ class RayPolicyGroup:
         make_room: Called before the ranks score or update, which take much memory.
         limits: How long the ranks may wait for each other.
         expected_bytes: What the plan expects a rank to take of its GPU at most.
+        restarter: How all ranks are replaced; without it a lost one is lost for good.
 
     Every method raises ``RankFailure`` when a rank is gone, hangs, or ran out of memory.
     """
@@ -42,7 +48,9 @@ class RayPolicyGroup:
         make_room: Callable[[], Awaitable[None]] | None = None,
         limits: RankLimits | None = None,
         expected_bytes: float | None = None,
+        restarter: RankRestarter | None = None,
     ) -> None:
+        self._restarter = restarter
         self._ranks = list(ranks)
         self._make_room = make_room
         self._limits = limits or RankLimits()
@@ -105,6 +113,26 @@ class RayPolicyGroup:
             raise SyncMismatch(f"training ranks hold different adapters after loading: {sums}")
         return sums[0]
 
+    async def check(self, seconds: float) -> None:
+        """Ask every rank for a sign of life.
+
+        Args:
+            seconds: That they have for it.
+        """
+        found = await members.missing(self._ranks, seconds)
+        if found:
+            raise lost_ranks(found, self.num_ranks, seconds, self._limits)
+
+    async def restart(self, failure: RankFailure) -> None:
+        """Replace all ranks; the new ones hold the model that the run began with.
+
+        Args:
+            failure: Why; raised where they cannot be replaced.
+        """
+        if self._restarter is None:
+            raise failure
+        self._ranks = await self._restarter(self._ranks)
+
     async def _all(self, method: str, *args: Any) -> list[Any]:
         return await self._each(method, [args] * self.num_ranks)
 
@@ -141,7 +169,8 @@ class RayEngineGroup:
 
     ``sync`` is the same for the first time and the n-th: send the adapter, then demand of every
     replica the version, the checksum of the bytes it received and the log-probs of a fixed probe,
-    and compare them with the trainer's own.
+    and compare them with the trainer's own. A replica that is lost is noted, and the next ``sync``
+    replaces it: until then nobody needs it, and the ranks may need its memory.
 
     Args:
         replicas: Handles of ``EngineWorker``.
@@ -150,6 +179,12 @@ class RayEngineGroup:
         sleeps: The replicas give their memory back in ``rest`` and take it again in ``sync``.
         judges: Handles of ``JudgeWorker`` that do the same; replicas that were restarted belong to
             it as soon as it says so.
+        restart: How a lost replica is replaced; without it the loss of one is a failure.
+
+    Attributes:
+        may_restart: Asked before lost replicas are replaced; raises what it is given, or another
+            failure, where the run has had enough.
+        on_restart: Told of what was lost once it is replaced, and how many seconds that took.
     """
 
     def __init__(
@@ -160,6 +195,7 @@ class RayEngineGroup:
         *,
         sleeps: bool = False,
         judges: Sequence[Any] = (),
+        restart: RestartEngine | None = None,
     ) -> None:
         if len(probe_ids) < 2:
             raise ValueError(f"a probe needs at least 2 tokens, not {len(probe_ids)}")
@@ -171,6 +207,10 @@ class RayEngineGroup:
         self._asleep = False
         self._synced: tuple[int, str] | None = None
         self._metrics: dict[str, float] = {}
+        self._restart = restart
+        self._lost: dict[int, str] = {}
+        self.may_restart: Callable[[EngineLost], None] = _always
+        self.on_restart: Callable[[EngineLost, float], None] = _silent
 
     async def sync(self, policy: PolicyGroup) -> Mapping[str, float]:
         """Bring every replica to the policy's adapter; nothing is sent when nothing has changed.
@@ -182,10 +222,77 @@ class RayEngineGroup:
         Raises:
             SyncMismatch: A replica reports another version, another checksum, or a probe outside
                 the bound.
+            EngineLost: A replica is lost, and may not or cannot be replaced.
         """
-        if self._asleep:
-            await asyncio.gather(*(member.wake.remote() for member in self._sleepers()))
-            self._asleep = False
+        while True:
+            if self._asleep:
+                await self._each("wake", sleepers=True)
+                self._asleep = False
+            # After the others woke: one that has just started is awake.
+            await self._replace_lost()
+            try:
+                return await self._sync(policy)
+            except EngineLost:
+                if self._restart is None:
+                    raise
+
+    @property
+    def adapter(self) -> str:
+        """Checksum of the adapter that all replicas hold; empty where that is not known."""
+        return self._synced[1] if self._synced else ""
+
+    @property
+    def lost(self) -> Mapping[int, str]:
+        """Replicas that wait to be replaced, and how they were lost."""
+        return self._lost
+
+    async def check(self, seconds: float) -> None:
+        """Ask every replica for a sign of life; one that gives none is lost.
+
+        Args:
+            seconds: That they have for it.
+        """
+        self.note_lost(await members.missing(self._replicas, seconds))
+
+    def note_lost(self, lost: Mapping[int, str]) -> None:
+        """End replicas that are of no more use; the next ``sync`` replaces them.
+
+        Args:
+            lost: How they were lost, by number.
+        """
+        for lane in lost.keys() - self._lost.keys():
+            members.end(self._replicas[lane])
+        self._lost = {**lost, **self._lost}
+
+    def forget(self) -> None:
+        """Send and check the adapter in the next ``sync``, whatever the replicas hold."""
+        self._synced = None
+
+    async def _replace_lost(self) -> None:
+        """Put another replica in the place of each that is lost, as often as the run allows."""
+        while self._lost:
+            loss, began = self._loss(), time.monotonic()
+            if self._restart is None:
+                raise loss
+            self.may_restart(loss)
+            for lane in sorted(self._lost):
+                try:
+                    self._replicas[lane] = await self._restart(lane)
+                except EngineLost as again:
+                    self._lost[lane] = str(again)
+                    break
+                del self._lost[lane]
+            self._synced = None
+            if not self._lost:
+                self.on_restart(loss, time.monotonic() - began)
+
+    def _loss(self) -> EngineLost:
+        """What is lost, as a sentence."""
+        count = len(self._replicas)
+        parts = [f"policy engine {lane} of {count} {how}" for lane, how in self._lost.items()]
+        return EngineLost(f"{'; '.join(parts)[:1].upper()}{'; '.join(parts)[1:]}.")
+
+    async def _sync(self, policy: PolicyGroup) -> Mapping[str, float]:
         snapshot = await policy.snapshot()
         if state_checksum(snapshot.state) != snapshot.checksum:
             raise SyncMismatch("the adapter changed on its way from the trainer")
@@ -196,12 +303,9 @@ class RayEngineGroup:
         # One after the other: trainer and engine both use all cores of a machine without a GPU, and
         # two thread pools on the same cores are many times slower than one.
         expected = await policy.probe(self._probe_ids)
-        reports = await asyncio.gather(
-            *(
-                replica.sync.remote(dict(snapshot.state), snapshot.version, self._probe_ids)
-                for replica in self._replicas
-            )
-        )
+        reports = await self._each("sync", dict(snapshot.state), snapshot.version, self._probe_ids)
+        if self._lost:
+            raise self._loss()
         gaps = [
             check_report(index, report, snapshot, expected, self._bound)
             for index, report in enumerate(reports)
@@ -221,21 +325,56 @@ class RayEngineGroup:
         Raises:
             SyncMismatch: One of them says that it is awake.
         """
-        members = self._sleepers()
-        if not members or self._asleep:
+        if self._asleep or not (self._sleeps or self._judges):
             return
-        states = await asyncio.gather(*(member.sleep.remote() for member in members))
+        states = await self._each("sleep", sleepers=True)
         # One that stays awake keeps its memory, and the ranks run out of it much later.
         awake = [index for index, state in enumerate(states) if state != EngineState.ASLEEP]
         if awake:
             raise SyncMismatch(
-                f"engine {awake[0]} of {len(members)} is {states[awake[0]]} after it was told to "
+                f"engine {awake[0]} of {len(states)} is {states[awake[0]]} after it was told to "
                 "sleep: its memory is not free for the training ranks"
             )
         self._asleep = True
 
-    def _sleepers(self) -> list[Any]:
-        return [*(self._replicas if self._sleeps else ()), *self._judges]
+    async def _each(self, method: str, *args: Any, sleepers: bool = False) -> list[Any]:
+        """Call a method of every replica, or of every sleeper; takes down those that are lost.
+
+        A judge that is gone is its pool's business, and holds no memory.
+
+        Returns:
+            Answers of those that gave one, those of judges last.
+        """
+        replicas = self._replicas if self._sleeps or not sleepers else []
+        asked = [*replicas, *(self._judges if sleepers else ())]
+        outcomes = await asyncio.gather(
+            *(getattr(member, method).remote(*args) for member in asked), return_exceptions=True
+        )
+        lost = {lane: how for lane, outcome in enumerate(outcomes) if (how := _how_lost(outcome))}
+        for lane, outcome in enumerate(outcomes):
+            if isinstance(outcome, BaseException) and lane not in lost:
+                raise outcome
+        self.note_lost({lane: how for lane, how in lost.items() if lane < len(replicas)})
+        return [outcome for lane, outcome in enumerate(outcomes) if lane not in lost]
+
+
+def _how_lost(outcome: object) -> str:
+    """How a worker was lost, from what its call came to; empty for one that is there."""
+    if isinstance(outcome, RayActorError):
+        return members.DIED
+    if isinstance(outcome, RayTaskError) and isinstance(outcome.cause, EngineLost):
+        return f"lost its engine ({' '.join(str(outcome.cause).split())})"
+    return ""
+
+
+def _always(failure: EngineLost) -> None:
+    """Lost replicas may be replaced without end."""
+    del failure
+
+
+def _silent(loss: EngineLost, seconds: float) -> None:
+    """Nobody is told."""
+    del loss, seconds
 
 
 def check_report(

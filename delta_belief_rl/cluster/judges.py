@@ -11,6 +11,8 @@ from typing import Any
 import ray
 from ray.exceptions import ActorDiedError, RayTaskError
 
+from delta_belief_rl.cluster import members
+from delta_belief_rl.cluster.members import Roster
 from delta_belief_rl.config.schema import RunConfig
 from delta_belief_rl.config.schema_judge import SelfTest
 from delta_belief_rl.engines.pump import EngineFailure
@@ -68,30 +70,44 @@ class JudgeReplicas:
         """How each replica is asked."""
         return [judge_call(actor) for actor in self.actors]
 
-    def restarter(self, deadline: float, least: float | None) -> RestartReplica:
+    async def check(self, seconds: float) -> None:
+        """Ask every replica for a sign of life; one that hangs is ended, so that it is replaced.
+
+        Args:
+            seconds: That they have for it.
+        """
+        for place, how in (await members.missing(self.actors, seconds)).items():
+            if how != members.DIED:
+                members.end(self.actors[place])
+
+    def restarter(self, deadline: float, least: float | None, roster: Roster) -> RestartReplica:
         """How a dead replica is replaced: by an actor in its place that passes the same test.
 
         Args:
             deadline: Seconds that it may take to load and to be tested.
             least: See ``least_accuracy``.
+            roster: Told of the new one.
         """
 
         async def restart(lane: int) -> ReplicaCall:
             actor = self.places[lane].remote(self.settings)
             try:
                 async with asyncio.timeout(deadline):
+                    where = await actor.present.remote()
+                    report = None
                     if least is None:
                         await actor.answer.remote([])
-                        self.actors[lane] = actor
-                        return judge_call(actor)
-                    report = await actor.self_test.remote()
+                    else:
+                        report = await actor.self_test.remote()
             except TimeoutError as error:
                 ray.kill(actor)
                 raise ReplicaGone(f"it did not start within {deadline:g} s") from error
-            if not report.passes(least):
+            if report is not None and least is not None and not report.passes(least):
                 ray.kill(actor)
                 raise ReplicaGone(report.sentence())
             self.actors[lane] = actor
+            roster.note("judge", lane, where)
+            roster.tell_again()
             return judge_call(actor)
 
         return restart

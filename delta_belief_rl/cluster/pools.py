@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 from ray.util.placement_group import placement_group
@@ -23,8 +23,10 @@ from delta_belief_rl.cluster.judges import (
     is_self_tested,
     least_accuracy,
 )
+from delta_belief_rl.cluster.members import Role, Roster
 from delta_belief_rl.cluster.ranks import RankLimits
-from delta_belief_rl.cluster.remote_engine import RemoteEngine
+from delta_belief_rl.cluster.remote_engine import RemoteEngine, remote_pump
+from delta_belief_rl.cluster.restarts import RankPlaces, RankRestarter, engine_restarter
 from delta_belief_rl.cluster.vllm_replicas import (
     VllmEngineWorker,
     VllmSettings,
@@ -37,8 +39,8 @@ from delta_belief_rl.cluster.workers import (
 )
 from delta_belief_rl.config.plan import Placement, Plan
 from delta_belief_rl.config.schema import RunConfig
-from delta_belief_rl.engines.base import Completion, Engine, GenRequest, TailRequest
-from delta_belief_rl.engines.pump import EnginePump, EngineRouter
+from delta_belief_rl.engines.base import Engine
+from delta_belief_rl.engines.pump import EngineRouter
 from delta_belief_rl.judge.pool import JudgePool
 from delta_belief_rl.judge.selftest import SelfTestReport
 from delta_belief_rl.trainer.crosscheck import run_bound
@@ -61,7 +63,9 @@ class Pools:
     engines: RayEngineGroup
     router: EngineRouter
     judge: JudgePool
+    judges: JudgeReplicas
     gpus: BookedGpus
+    roster: Roster
     self_tests: tuple[SelfTestReport, ...] = ()
     footprints: tuple[Footprint, ...] = ()
 
@@ -84,61 +88,78 @@ def start_pools(cfg: RunConfig, plan: Plan, probe_ids: Sequence[int]) -> Pools:
         UserError: A model cannot be loaded, a pool does not fit, or a worker is late.
     """
     deadline = cfg.trainer.ray_wait_register_center_timeout
+    roster = Roster()
     gpus = book_gpus(plan.gpus, deadline)
-    replicas = _start_engines(cfg, plan, gpus, deadline)
+    engine_places, engine_settings = _engine_places(cfg, plan, gpus, deadline)
+    replicas = [place.remote(engine_settings) for place in engine_places]
     engines_measure = _measures(cfg.actor_rollout_ref.rollout.name, plan)
     if engines_measure and cfg.judge_rollout.share_actor_gpu:
         _wait_for_engines(replicas, deadline)
     judges = _start_judges(cfg, plan, gpus, deadline)
     if engines_measure:
         _wait_for_engines(replicas, deadline)
-    ranks = _start_ranks(cfg, plan, gpus, deadline)
+    rank_places = _rank_places(cfg, plan, gpus, deadline)
+    ranks = _start_ranks(rank_places, deadline)
     _wait_for_engines(replicas, deadline)
     _wait_for_judges(judges.actors, deadline)
     tests: list[SelfTestReport] = []
     if is_self_tested(cfg):
         tests = _wait("judges", [judge.self_test.remote() for judge in judges.actors], deadline)
+    reach = _reach(cfg)
+    router = EngineRouter([reach(replica) for replica in replicas])
+    _note_all(roster, {"rank": ranks, "engine": replicas, "judge": judges.actors}, deadline)
     group = RayEngineGroup(
         replicas,
         probe_ids,
         run_bound(cfg, plan.device),
         sleeps=_sleeps(cfg, plan.device),
         judges=judges.actors if _judge_sleeps(cfg) else (),
+        restart=engine_restarter(engine_places, engine_settings, reach, router, deadline, roster),
     )
     return Pools(
         gpus=gpus,
+        roster=roster,
         policy=RayPolicyGroup(
             ranks,
             group.rest,
-            rank_limits(cfg, len(ranks)),
+            rank_places.limits,
             expected_bytes=sum(line.bytes for line in plan.memory) or None,
+            restarter=RankRestarter(rank_places, deadline, roster),
         ),
         engines=group,
-        router=EngineRouter([_engine(cfg, replica) for replica in replicas]),
+        router=router,
+        judges=judges,
         judge=JudgePool(
             judges.calls(),
             pool_settings(cfg),
             failures=(RayError,),
             cache_key=judge_cache_key(cfg),
-            restart=judges.restarter(deadline, least_accuracy(cfg)),
+            restart=judges.restarter(deadline, least_accuracy(cfg), roster),
         ),
         self_tests=tuple(tests),
         footprints=tuple(_footprints(cfg, plan, replicas, judges.actors, deadline)),
     )
 
 
-def _start_ranks(cfg: RunConfig, plan: Plan, gpus: BookedGpus, deadline: float) -> list[Any]:
+def _note_all(roster: Roster, pools: Mapping[Role, Sequence[Any]], deadline: float) -> None:
+    """Take down which process each worker is."""
+    for role, actors in pools.items():
+        found = _wait(f"{role}s", [actor.present.remote() for actor in actors], deadline)
+        for index, where in enumerate(found):
+            roster.note(role, index, where)
+
+
+def _rank_places(cfg: RunConfig, plan: Plan, gpus: BookedGpus, deadline: float) -> RankPlaces:
     settings = actor_settings(cfg, plan.device, plan.total_steps or 1, plan.threads)
     places = plan.pool("actor")
     handles = _place("training ranks", ActorWorker, places, gpus, deadline, plan.threads)
-    ranks = [handle.remote(settings, index, len(places)) for index, handle in enumerate(handles)]
-    host, port = _wait("training ranks", [ranks[0].address.remote()], deadline)[0]
-    limits = rank_limits(cfg, len(ranks))
-    setups = [
-        rank.setup.remote(host, port, limits.timeout, *limits.logs[index : index + 1])
-        for index, rank in enumerate(ranks)
-    ]
-    _wait("training ranks", setups, deadline)
+    return RankPlaces(handles, settings, rank_limits(cfg, len(places)))
+
+
+def _start_ranks(places: RankPlaces, deadline: float) -> list[Any]:
+    ranks = places.spawn()
+    address = _wait("training ranks", [ranks[0].address.remote()], deadline)[0]
+    _wait("training ranks", places.join(ranks, address), deadline)
     return ranks
 
 
@@ -149,14 +170,17 @@ def rank_limits(cfg: RunConfig, num_ranks: int) -> RankLimits:
     return RankLimits(cfg.actor_rollout_ref.nccl_timeout, tuple(logs))
 
 
-def _start_engines(cfg: RunConfig, plan: Plan, gpus: BookedGpus, deadline: float) -> list[Any]:
+def _engine_places(
+    cfg: RunConfig, plan: Plan, gpus: BookedGpus, deadline: float
+) -> tuple[list[Any], VllmSettings | EngineSettings]:
+    """Actor classes bound to the place of each engine replica, and what they are started with."""
     rollout = cfg.actor_rollout_ref.rollout
     places = plan.pool("engine")
     count = len(places)
     threads = max(1, plan.threads // count)
     if rollout.name == "vllm":
         handles = _place("policy engines", VllmEngineWorker, places, gpus, deadline, threads)
-        return [handle.remote(VllmSettings(cfg, plan.device)) for handle in handles]
+        return handles, VllmSettings(cfg, plan.device)
     settings = EngineSettings(
         model_path=cfg.actor_rollout_ref.model.path,
         adapter=adapter_settings(cfg),
@@ -169,7 +193,7 @@ def _start_engines(cfg: RunConfig, plan: Plan, gpus: BookedGpus, deadline: float
         seed=cfg.seed,
     )
     handles = _place("policy engines", EngineWorker, places, gpus, deadline, threads)
-    return [handle.remote(settings) for handle in handles]
+    return handles, settings
 
 
 def _start_judges(cfg: RunConfig, plan: Plan, gpus: BookedGpus, deadline: float) -> JudgeReplicas:
@@ -311,22 +335,9 @@ def _judge_sleeps(cfg: RunConfig) -> bool:
     )
 
 
-def _engine(cfg: RunConfig, replica: Any) -> Engine:
-    """A replica as the rollout sees it."""
+def _reach(cfg: RunConfig) -> Callable[[Any], Engine]:
+    """How the rollout sees a replica."""
     rollout = cfg.actor_rollout_ref.rollout
     if rollout.name == "vllm":
-        return RemoteEngine(replica)
-    return _pump(replica, rollout.deterministic)
-
-
-def _pump(replica: Any, deterministic: bool) -> EnginePump:
-    async def step(new: list[GenRequest]) -> list[Completion]:
-        return await replica.step.remote(new)
-
-    async def release(sessions: list[str]) -> None:
-        await replica.release.remote(sessions)
-
-    async def score(requests: list[TailRequest]) -> list[np.ndarray]:
-        return await replica.score_tails.remote(requests)
-
-    return EnginePump(step, release, score=score, deterministic=deterministic)
+        return RemoteEngine
+    return partial(remote_pump, deterministic=rollout.deterministic)

@@ -16,7 +16,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +27,8 @@ import torch.distributed as dist
 from ray.exceptions import RayActorError, RayTaskError
 from torch.distributed import Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
+from delta_belief_rl.cluster.members import SILENT
+
 PHASES = {
     "score": "while games were scored",
     "update": "in the update of the policy",
@@ -34,6 +36,9 @@ PHASES = {
     "probe": "while the adapter was checked",
     "dump": "while a checkpoint was made",
     "load": "while a checkpoint was loaded",
+    "usage": "while its use of the machine was asked for",
+    "present": "before a step",
+    "setup": "while it was started again",
 }
 """What a method of a rank is about, for messages."""
 
@@ -54,7 +59,7 @@ _LOG_TAIL = 200_000
 
 
 class RankFailure(RuntimeError):
-    """A training rank died, hangs, or has too little memory.
+    """A training rank died or hangs.
 
     Attributes:
         ranks: The ranks at fault.
@@ -64,6 +69,14 @@ class RankFailure(RuntimeError):
     def __init__(self, sentence: str, ranks: tuple[int, ...], phase: str) -> None:
         super().__init__(sentence)
         self.ranks, self.phase = ranks, phase
+
+    def what(self) -> str:
+        """What has happened, without what to do about it."""
+        return str(self).removesuffix(".").removesuffix(f"; {_AFTER}")
+
+
+class RankOutOfMemory(RankFailure):
+    """A training rank has too little memory for what it was asked to do; it would have again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +242,7 @@ def explain(
         cause = getattr(error, "cause", error)
         if isinstance(cause, torch.OutOfMemoryError):
             what = f"ran out of GPU memory {phase} ({_short(cause)}): {_MORE_MEMORY}."
-            return RankFailure(f"{_names([rank], num_ranks)} {what}", (rank,), method)
+            return RankOutOfMemory(f"{_names([rank], num_ranks)} {what}", (rank,), method)
         return error
     late = {rank for rank, error in errors.items() if _late(error, rank, seconds, limits)}
     early = [rank for rank in errors if rank not in late]
@@ -250,6 +263,24 @@ def explain(
         what = f"lost the connection to the others {phase} ({_short(errors[blamed[0]])})"
     who = _names(blamed, num_ranks) if blamed else "All training ranks"
     return RankFailure(f"{who} {what}{_where(blamed, limits)}; {_AFTER}.", tuple(blamed), method)
+
+
+def lost_ranks(
+    found: Mapping[int, str], num_ranks: int, seconds: float, limits: RankLimits
+) -> RankFailure:
+    """The failure of ranks that gave no sign of life.
+
+    Args:
+        found: How each of them is, by rank; see ``members.missing``.
+        num_ranks: Of all.
+        seconds: That they had for it.
+        limits: Of all ranks.
+    """
+    how = "died"
+    if SILENT in found.values():
+        how = f"{SILENT} within {seconds:g} s (trainer.heartbeat_timeout)"
+    what = f"{_names(list(found), num_ranks)} {how} before a step"
+    return RankFailure(f"{what}{_where(list(found), limits)}; {_AFTER}.", tuple(found), "present")
 
 
 def _succeeded(call: asyncio.Future[Any]) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
+import secrets
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,11 +13,18 @@ from pathlib import Path
 
 import ray
 
+from delta_belief_rl.cluster.network import address_of, communication_env, describe
+from delta_belief_rl.cluster.reaper import MARK, Reaper
+from delta_belief_rl.cluster.stacks import FOLDER
 from delta_belief_rl.config.schema_trainer import RayInit
+from delta_belief_rl.obs.exits import Terminated, exit_on_sigterm
 from delta_belief_rl.types import UserError
 
 SOCKET_PATH_LIMIT = 107
 """Longest path of a Unix socket on Linux, in bytes."""
+
+HEAD_GONE_SECONDS = 20
+"""Seconds after which a driver and its workers give up a head of Ray that does not answer."""
 
 _LONGEST_SOCKET = len("/session_2026-01-01_00-00-00_000000_0000000/sockets/plasma_store")
 
@@ -29,46 +37,119 @@ def ray_session(settings: RayInit, num_cpus: int, num_gpus: int) -> Iterator[Non
         settings: ``address="local"`` starts a private instance in a private folder, which is
             removed afterwards; any other address joins a running cluster and leaves it running.
         num_cpus: Logical CPUs of a private instance.
-        num_gpus: GPUs of a private instance.
+        num_gpus: GPUs of the run.
+
+    Raises:
+        UserError: The folder is too long for Ray, the cluster is one that a run cannot use, or
+            there is no such network interface.
     """
+    address = _address(settings)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     # Ray lowers the priority of its workers by default; here they do all of the work.
     os.environ.setdefault("RAY_worker_niceness", "0")
     if settings.address != "local":
-        ray.init(address=settings.address, log_to_driver=True, logging_level=logging.WARNING)
+        with _own_sigterm():
+            ray.init(address=settings.address, log_to_driver=True, logging_level=logging.WARNING)
         try:
+            _check_machines(settings.address, num_gpus)
             yield
         finally:
             ray.shutdown()
         return
-    folder, private = _scratch(settings.temp_dir)
-    try:
-        ray.init(
-            address="local",
-            num_cpus=settings.num_cpus or num_cpus,
-            num_gpus=num_gpus,
-            include_dashboard=False,
-            log_to_driver=True,
-            logging_level=logging.ERROR,
-            _temp_dir=str(folder),
+    # Without its head a run can do nothing, and Ray would wait for it for a minute.
+    os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", str(HEAD_GONE_SECONDS))
+    folder, private = _scratch(settings.temp_dir or os.environ.get("RAY_TMPDIR"))
+    with _nothing_left(folder, private=private):
+        with _own_sigterm():
+            ray.init(
+                address="local",
+                num_cpus=settings.num_cpus or num_cpus,
+                num_gpus=num_gpus,
+                include_dashboard=False,
+                log_to_driver=True,
+                logging_level=logging.ERROR,
+                _temp_dir=str(folder),
+                _node_ip_address=address,
+            )
+        print(f"network: {describe(ray.util.get_node_ip_address())}", file=sys.stderr)
+        yield
+
+
+def _address(settings: RayInit) -> str | None:
+    """The address of the wanted interface, to which NCCL and gloo are bound as well."""
+    if settings.interface is None:
+        return None
+    if settings.address != "local":
+        raise UserError(
+            "ray_init.interface is for a private Ray, and a joined cluster has chosen already: set "
+            "ray_init.interface=null or ray_init.address=local."
         )
+    address = address_of(settings.interface)
+    os.environ.update(communication_env(settings.interface))
+    return address
+
+
+@contextmanager
+def _nothing_left(folder: Path, *, private: bool) -> Iterator[None]:
+    """Every process that the block starts is gone after it, however this process ends.
+
+    Args:
+        folder: Ray's scratch folder.
+        private: It is removed as well; of a folder that the user named only what is the run's own.
+    """
+    mark = f"{os.getpid()}-{secrets.token_hex(8)}"
+    stacks = folder / f"stacks-{mark}"
+    reaper = Reaper(mark, [folder if private else stacks])
+    stacks.mkdir()
+    own = {MARK: mark, FOLDER: str(stacks)}
+    before = {name: os.environ[name] for name in own if name in os.environ}
+    os.environ.update(own)
+    try:
         yield
     finally:
-        ray.shutdown()
-        if private:
-            shutil.rmtree(folder, ignore_errors=True)
+        try:
+            ray.shutdown()
+        finally:
+            for name in own:
+                del os.environ[name]
+            os.environ.update(before)
+            reaper.finish()
+
+
+@contextmanager
+def _own_sigterm() -> Iterator[None]:
+    """Takes SIGTERM back from Ray, whose handler drains a node for its own ends."""
+    try:
+        yield
+    except SystemExit as error:
+        # Nothing but that handler leaves Ray's start in this way.
+        raise Terminated from error
+    finally:
+        exit_on_sigterm()
+
+
+def _check_machines(address: str, num_gpus: int) -> None:
+    """Refuse a joined cluster on whose GPUs a worker could land away from those it is told of."""
+    machines = sum(bool(node["Alive"]) for node in ray.nodes())
+    if num_gpus and machines > 1:
+        raise UserError(
+            f"The Ray cluster {address!r} has {machines} machines, and a run books GPUs of one: "
+            "join a cluster of one machine, or set ray_init.address=local."
+        )
 
 
 def _scratch(wanted: str | None) -> tuple[Path, bool]:
     """The scratch folder, and whether it is ours to remove."""
-    if wanted is not None:
+    if wanted:
         folder = Path(wanted).absolute()
         folder.mkdir(parents=True, exist_ok=True)
         private = False
     else:
         folder, private = Path(tempfile.mkdtemp(prefix="dbrl-")), True
     if len(str(folder)) + _LONGEST_SOCKET > SOCKET_PATH_LIMIT:
+        if private:
+            folder.rmdir()
         raise UserError(
             f"Ray's scratch folder {str(folder)!r} is too long for a socket path: set "
             "ray_init.temp_dir to a short one such as /tmp/ray-me."

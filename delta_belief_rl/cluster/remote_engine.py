@@ -16,7 +16,7 @@ import numpy as np
 from ray.exceptions import RayError, RayTaskError
 
 from delta_belief_rl.engines.base import Completion, EngineStateError, GenRequest, TailRequest
-from delta_belief_rl.engines.pump import EngineFailure
+from delta_belief_rl.engines.pump import EngineFailure, EngineLost, EnginePump
 
 T = TypeVar("T")
 
@@ -50,7 +50,9 @@ class Outbox(Generic[T]):
         answer: T | EngineFailure = EngineFailure("the engine ended a request without an answer")
         try:
             answer = await work
-        except (EngineFailure, EngineStateError) as error:
+        except EngineFailure as error:
+            answer = type(error)(str(error))
+        except EngineStateError as error:
             answer = EngineFailure(str(error))
         finally:
             # Whatever else went wrong, nobody may wait for ever.
@@ -71,6 +73,8 @@ class RemoteEngine:
         self._unsent: list[tuple[int, GenRequest]] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._collecting = False
+        self.failure: EngineLost | None = None
+        """How the replica was lost, once it was."""
 
     async def generate(self, request: GenRequest) -> Completion:
         """Wait for the completion of one request.
@@ -124,6 +128,8 @@ class RemoteEngine:
                     if future is None or future.done():  # its game was cancelled meanwhile
                         continue
                     if isinstance(answer, EngineFailure):
+                        if isinstance(answer, EngineLost):
+                            self.failure = answer
                         future.set_exception(answer)
                     else:
                         future.set_result(answer)
@@ -147,9 +153,39 @@ class RemoteEngine:
 
     async def _ask(self, method: str, *args: Any) -> Any:
         try:
-            return await getattr(self._replica, method).remote(*args)
-        except RayTaskError as error:
-            raise EngineFailure(f"the engine's {method} failed: {error.cause}") from error
-        except RayError as error:
-            text = " ".join(str(error).split())
-            raise EngineFailure(f"the engine's process is gone: {text}") from error
+            return await ask(self._replica, method, *args)
+        except EngineLost as error:
+            self.failure = error
+            raise
+
+
+async def ask(replica: Any, method: str, *args: Any) -> Any:
+    """Call a method of an engine's worker.
+
+    Raises:
+        EngineLost: Its process is gone, or its engine's.
+        EngineFailure: Anything else went wrong.
+    """
+    try:
+        return await getattr(replica, method).remote(*args)
+    except RayTaskError as error:
+        kind = EngineLost if isinstance(error.cause, EngineLost) else EngineFailure
+        raise kind(f"the engine's {method} failed: {error.cause}") from error
+    except RayError as error:
+        text = " ".join(str(error).split())
+        raise EngineLost(f"the engine's process is gone: {text}") from error
+
+
+def remote_pump(replica: Any, *, deterministic: bool) -> EnginePump:
+    """A replica that steps when it is told to (``EngineWorker``) as the rollout sees it."""
+
+    async def step(new: list[GenRequest]) -> list[Completion]:
+        return await ask(replica, "step", new)
+
+    async def release(sessions: list[str]) -> None:
+        await ask(replica, "release", sessions)
+
+    async def score(requests: list[TailRequest]) -> list[np.ndarray]:
+        return await ask(replica, "score_tails", requests)
+
+    return EnginePump(step, release, score=score, deterministic=deterministic)

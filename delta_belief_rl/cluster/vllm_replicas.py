@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import ray
 
+from delta_belief_rl.cluster.members import Present
 from delta_belief_rl.cluster.remote_engine import Outbox
 from delta_belief_rl.cluster.workers import SyncReport
 from delta_belief_rl.config.schema import RunConfig
@@ -46,7 +47,7 @@ class VllmSettings:
 
 
 @ray.remote(max_concurrency=MOST_CALLS)  # type: ignore[call-overload]
-class VllmEngineWorker:
+class VllmEngineWorker(Present):
     """One replica; the first call that needs the engine starts it."""
 
     def __init__(self, settings: VllmSettings) -> None:

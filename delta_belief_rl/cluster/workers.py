@@ -16,6 +16,7 @@ import torch
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from delta_belief_rl.belief.branched import ScoreRequest
+from delta_belief_rl.cluster.members import Present
 from delta_belief_rl.cluster.ranks import (
     join_ranks,
     meeting_point,
@@ -77,7 +78,7 @@ def worker_env(num_threads: int | None) -> dict[str, str]:
 
 
 @ray.remote
-class ActorWorker:
+class ActorWorker(Present):
     """One training rank."""
 
     def __init__(self, settings: ActorSettings, rank: int, world_size: int) -> None:
@@ -164,7 +165,7 @@ class ActorWorker:
 
 
 @ray.remote
-class EngineWorker:
+class EngineWorker(Present):
     """One replica of the policy engine."""
 
     def __init__(self, settings: EngineSettings) -> None:
@@ -195,7 +196,7 @@ class EngineWorker:
 
 
 @ray.remote
-class JudgeWorker:
+class JudgeWorker(Present):
     """One replica of the judge."""
 
     def __init__(self, settings: JudgeSettings) -> None:

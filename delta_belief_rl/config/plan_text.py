@@ -104,7 +104,10 @@ def _schedule(plan: Plan) -> Iterator[str]:
             epochs = f" = {share:.4g} epochs of {plan.steps_per_epoch} steps"
         tasks = _count(facts.num_train_tasks)
         yield f"  {_count(plan.total_steps)} training steps{epochs}, {tasks} training secrets"
-        yield f"  checkpoint {_when(trainer.save_freq)}; resume_mode={trainer.resume_mode}"
+        yield (
+            f"  checkpoint {_when(trainer.save_freq)}, to recover from "
+            f"{_when(trainer.recovery_freq)}; resume_mode={trainer.resume_mode}"
+        )
     before = "before training and " if plan.validates(0) and not trainer.val_only else ""
     when = "once" if trainer.val_only else before + _when(trainer.test_freq)
     yield (

@@ -81,7 +81,7 @@ def _positive(config: RunConfig) -> Iterator[str]:
             and not (name.endswith("n_gpus_per_node") and value == 0)
         ):
             yield f"{name} must be at least 1, not {value}."
-    for name in ("test_freq", "save_freq", "rollout_freq"):
+    for name in ("test_freq", "save_freq", "recovery_freq", "rollout_freq"):
         value = getattr(trainer, name)
         if value < 1 and value != -1:
             yield (

@@ -17,8 +17,21 @@ class Validation:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """When a run stops by itself, with exit status 3, because the policy has collapsed."""
+    """When a run stops by itself: with exit status 5 because its steps do nothing (the first three
+    limits), with 3 because the policy has collapsed."""
 
+    zero_tokens: int | None = opt(
+        3, "Training steps in a row without one sampled token; null never.", new=True
+    )
+    zero_gradients: int | None = opt(
+        5, "Training steps in a row with a gradient that is exactly zero; null never.", new=True
+    )
+    max_timeout_rate: float | None = opt(
+        0.5,
+        "Share of the attempts to ask the judge that miss its deadline, above which it is; null "
+        "never.",
+        new=True,
+    )
     nan_gradients: int | None = opt(
         2, "Training steps in a row with a gradient that is not finite; null never.", new=True
     )
@@ -34,7 +47,9 @@ class Abort:
     max_invalid_turns: float | None = opt(
         0.98, "Share of invalid turns above which it is; null never.", new=True
     )
-    patience: int = opt(3, "Training steps in a row that the last three limits take.", new=True)
+    patience: int = opt(
+        3, "Training steps in a row that the limits take that are no number of steps.", new=True
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +77,18 @@ class Trainer:
     )
     test_freq: int = opt(25, "Validate every so many steps and at the last; -1 never.")
     save_freq: int = opt(25, "Write a checkpoint every so many steps and at the last; -1 never.")
+    recovery_freq: int = opt(
+        1,
+        "Write a checkpoint every so many steps, and at the last, that stays until two newer ones "
+        "are there; -1 never.",
+        new=True,
+    )
+    save_rollout: bool = opt(
+        True,
+        "Keep the games of the step in progress on the disk, so that a crash before its checkpoint "
+        "does not cost them.",
+        new=True,
+    )
     rollout_freq: int = opt(10, "Write the games of every so many steps and of the last; -1 never.")
     check_freq: int = opt(
         0,
@@ -99,7 +126,14 @@ class Trainer:
         "Folder of the validation games.",
         corrected="default inside output_dir",
     )
-    max_actor_ckpt_to_keep: int | None = opt(None, "Checkpoints to keep; null keeps all.")
+    max_actor_ckpt_to_keep: int | None = opt(
+        None, "Checkpoints of save_freq to keep; null keeps all."
+    )
+    keep_best: bool = opt(
+        True,
+        "Also write and keep the checkpoint of the best validation so far (val-core/success_rate).",
+        new=True,
+    )
     max_staleness: int = opt(
         0, "Steps by which the policy that plays may lag behind; 0 alternates.", new=True
     )
@@ -115,6 +149,24 @@ class Trainer:
     nnodes: int = opt(1, "Machines of the run.")
     n_gpus_per_node: int | None = opt(
         None, "GPUs of each machine; checked against the two pools. null asks the machine."
+    )
+    heartbeat_seconds: float = opt(
+        30.0,
+        "Seconds between two writes of heartbeat.json, and after which a phase that lasts longer "
+        "gives a line in the log.",
+        new=True,
+    )
+    max_recoveries: int = opt(
+        3,
+        "Lost training ranks and policy engines that are started again without a new training step "
+        "in between; the next loss ends the run (status 1). 0 never starts one again.",
+        new=True,
+    )
+    heartbeat_timeout: float = opt(
+        60.0,
+        "Seconds that every worker has for a sign of life before each training step; one that "
+        "gives none counts as lost.",
+        new=True,
     )
     ray_wait_register_center_timeout: int = opt(
         300,
@@ -134,5 +186,11 @@ class RayInit:
         "local", "local starts a private Ray; any other value joins that cluster.", new=True
     )
     temp_dir: str | None = opt(
-        None, "Ray's scratch folder; null makes a short private one.", new=True
+        None, "Ray's scratch folder; null is RAY_TMPDIR, else a short private one.", new=True
+    )
+    interface: str | None = opt(
+        None,
+        "Network interface that a private Ray, NCCL and gloo use, such as eth0; null leaves each "
+        "its own choice.",
+        new=True,
     )

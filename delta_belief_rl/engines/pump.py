@@ -49,6 +49,10 @@ class EngineFailure(RuntimeError):
     """An engine is gone or does not answer; every game that waits for it gets this error."""
 
 
+class EngineLost(EngineFailure):
+    """The engine's process is dead or hangs; another one in its place can do the same work."""
+
+
 @dataclass(slots=True)
 class _Waiting:
     request: GenRequest
@@ -128,6 +132,11 @@ class EnginePump:
         self._task: asyncio.Task[Any] | None = None
         self._failure: EngineFailure | None = None
 
+    @property
+    def failure(self) -> EngineFailure | None:
+        """What every call raises from now on; None while the engine works."""
+        return self._failure
+
     def enter(self) -> None:
         """One more game lives on this engine."""
         self._live += 1
@@ -190,7 +199,7 @@ class EnginePump:
 
     def _require_engine(self) -> None:
         if self._failure is not None:
-            raise EngineFailure(str(self._failure)) from self._failure
+            raise type(self._failure)(str(self._failure)) from self._failure
 
     async def release(self, session: str) -> None:
         """Forget a game. The engine hears of it before its next step."""
@@ -320,11 +329,12 @@ class EnginePump:
             )
 
     def _described(self, error: BaseException) -> EngineFailure:
-        if isinstance(error, TimeoutError) and self._deadline is not None:
-            text = f"the engine did not answer within {self._deadline:g} s"
+        if isinstance(error, EngineFailure):
+            failure = type(error)(str(error))
+        elif isinstance(error, TimeoutError) and self._deadline is not None:
+            failure = EngineLost(f"the engine did not answer within {self._deadline:g} s")
         else:
-            text = f"the engine's step failed: {type(error).__name__}: {error}"
-        failure = EngineFailure(text)
+            failure = EngineFailure(f"the engine's step failed: {type(error).__name__}: {error}")
         failure.__cause__ = error
         return failure
 
@@ -361,6 +371,16 @@ class EngineRouter:
     def deterministic(self) -> bool:
         """Whether every engine's schedule depends on the games alone."""
         return all(isinstance(e, EnginePump) and e.deterministic for e in self._engines)
+
+    def lost(self) -> dict[int, str]:
+        """Engines whose process is dead or hangs, as far as games have met them, and how."""
+        failures = {lane: getattr(e, "failure", None) for lane, e in enumerate(self._engines)}
+        return {lane: str(f) for lane, f in failures.items() if isinstance(f, EngineLost)}
+
+    def replace(self, lane: int, engine: Engine) -> None:
+        """Put another engine in the place of one that is lost; nothing of a game is on it."""
+        self._engines[lane] = engine
+        self._home = {session: home for session, home in self._home.items() if home != lane}
 
     def enter(self, lane: int) -> None:
         """One more game lives on engine ``lane``."""

@@ -52,7 +52,7 @@ from delta_belief_rl.engines.base import (
     GenRequest,
     TailRequest,
 )
-from delta_belief_rl.engines.pump import EngineFailure
+from delta_belief_rl.engines.pump import EngineFailure, EngineLost
 from delta_belief_rl.engines.vllm_args import (
     LoraShape,
     adapter_modules,
@@ -465,7 +465,8 @@ def _failures() -> Iterator[None]:
         yield
     except (EngineDeadError, EngineGenerateError) as error:
         cause = error.__cause__ or error
-        raise EngineFailure(f"vLLM failed: {type(cause).__name__}: {cause}") from error
+        kind = EngineLost if isinstance(error, EngineDeadError) else EngineFailure
+        raise kind(f"vLLM failed: {type(cause).__name__}: {cause}") from error
 
 
 @contextmanager

@@ -184,7 +184,7 @@ class JudgePool:
         settings: JudgePoolSettings | None = None,
         *,
         cache_key: CacheKey | None = None,
-        failures: tuple[type[Exception], ...] = (ConnectionError, TimeoutError),
+        failures: tuple[type[Exception], ...] = (ConnectionError,),
         restart: RestartReplica | None = None,
         on_restart: OnRestart | None = None,
     ) -> None:
@@ -195,7 +195,8 @@ class JudgePool:
         self.on_restart = on_restart
         self._settings = settings or JudgePoolSettings()
         self._cache_key = cache_key
-        self._failures = (ReplicaFailure, *failures)
+        # A missed deadline is the pool's own finding, whatever the transport raises.
+        self._failures = (ReplicaFailure, TimeoutError, *failures)
         self._cache: dict[Hashable, JudgeReply] = {}
         self._pending: deque[_Item] = deque()
         self._open: dict[_Item, None] = {}
@@ -255,6 +256,19 @@ class JudgePool:
         self._counts.clear()
         self._reasons.clear()
         self._latency.clear()
+
+    def mark(self) -> tuple[Counter[str], Counter[str]]:
+        """The counters as they stand, for ``rewind``."""
+        return self._counts.copy(), self._reasons.copy()
+
+    def rewind(self, mark: tuple[Counter[str], Counter[str]]) -> None:
+        """Take back what was counted since a ``mark``, but for replaced replicas.
+
+        For games that are played again: the calls of the first time are not the step's.
+        """
+        restarts = self._counts["restarts"]
+        self._counts, self._reasons = mark[0].copy(), mark[1].copy()
+        self._counts["restarts"] = restarts
 
     def outstanding(self) -> tuple[int, float]:
         """Number of calls that wait, and the age of the oldest in seconds."""

@@ -50,9 +50,9 @@ class MergedLora:
             UserError: A name belongs to no linear layer, a half of a pair is missing, or a shape
                 differs. The weights are as before then.
         """
-        layers = {name: self._layer(name) for name in _module_names(state)}
+        layers = {name: self._layer(name) for name in adapted_modules(state)}
         for name, layer in layers.items():
-            first, second = state[_PREFIX + name + _A], state[_PREFIX + name + _B]
+            first, second = halves_of(state, name)
             if (second.shape[0], first.shape[1]) != tuple(layer.weight.shape):
                 raise UserError(
                     f"The adapter weights of {name!r} do not fit the model's layer of shape "
@@ -61,8 +61,7 @@ class MergedLora:
                 )
         for name, layer in layers.items():
             base = self._base.setdefault(name, layer.weight.detach().clone())
-            pair = (state[_PREFIX + name + half] for half in (_A, _B))
-            halves = (np.array(half, dtype=np.float32) for half in pair)
+            halves = (np.array(half, dtype=np.float32) for half in halves_of(state, name))
             first, second = (torch.from_numpy(half).to(base.device) for half in halves)
             layer.weight.copy_(torch.addmm(base, second, first, alpha=self._scale))
 
@@ -82,8 +81,19 @@ class MergedLora:
         return layer
 
 
-def _module_names(state: Mapping[str, NDArray[np.float32]]) -> list[str]:
-    """Adapted modules, each with both halves."""
+def halves_of(
+    state: Mapping[str, NDArray[np.float32]], module: str
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """``A`` ``[rank, in]`` and ``B`` ``[out, rank]`` of one adapted module."""
+    return state[_PREFIX + module + _A], state[_PREFIX + module + _B]
+
+
+def adapted_modules(state: Mapping[str, NDArray[np.float32]]) -> list[str]:
+    """Names of the modules that an adapter changes, each with both halves.
+
+    Raises:
+        UserError: A half is missing, or there is no module.
+    """
     names = sorted({key.removeprefix(_PREFIX).removesuffix(_A).removesuffix(_B) for key in state})
     wanted = {_PREFIX + name + half for name in names for half in (_A, _B)}
     if not names or wanted != set(state):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 from types import FrameType
 
@@ -29,20 +32,68 @@ class ExitStatus(IntEnum):
     """Steps went on without doing anything; a new start may mend it."""
     DISK_FULL = 6
     """A checkpoint or a record could not be written; the one before is as it was."""
+    INTERRUPTED = 128 + signal.SIGINT
+    """Somebody pressed Ctrl-C."""
     TERMINATED = 128 + signal.SIGTERM
     """The process was asked to end, as a shell counts it; a new start goes on."""
 
 
-def exit_on_sigterm() -> None:
-    """Make SIGTERM leave through ``SystemExit``, so that ``finally`` blocks and exit hooks run.
+class Terminated(SystemExit):
+    """The process was told to end."""
 
-    Call it in the main thread. Batch systems send this signal before the hard kill.
+    def __init__(self) -> None:
+        super().__init__(int(ExitStatus.TERMINATED))
+
+
+def exit_on_sigterm() -> None:
+    """Make SIGTERM leave through ``Terminated``, so that ``finally`` blocks and exit hooks run.
+
+    Call it in the main thread; again after anything that takes the signal for itself, as Ray's
+    start does. Batch systems send this signal before the hard kill.
     """
 
     def leave(signum: int, frame: FrameType | None) -> None:
         del signum, frame
-        # A second signal must not interrupt the flush that the first began.
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        raise SystemExit(ExitStatus.TERMINATED)
+        signal.signal(signal.SIGTERM, _told_already)
+        raise Terminated
 
-    signal.signal(signal.SIGTERM, leave)
+    if _in_main_thread() and signal.getsignal(signal.SIGTERM) is not _told_already:
+        signal.signal(signal.SIGTERM, leave)
+
+
+@contextmanager
+def sigterm_asks(ask: Callable[[], None]) -> Iterator[None]:
+    """Within the block SIGTERM calls ``ask`` instead, once; after it, it is as it was before.
+
+    For code that must not be left at any odd place. Outside of the main thread it does nothing.
+    """
+    if not _in_main_thread() or signal.getsignal(signal.SIGTERM) is _told_already:
+        yield
+        return
+
+    def handle(signum: int, frame: FrameType | None) -> None:
+        del signum, frame
+        signal.signal(signal.SIGTERM, _told_already)
+        ask()
+
+    before = signal.signal(signal.SIGTERM, handle)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGTERM) is handle:
+            signal.signal(signal.SIGTERM, before)
+
+
+def on_sigusr1(act: Callable[[], None]) -> None:
+    """Make SIGUSR1 call ``act`` and go on. Outside of the main thread it does nothing."""
+    if _in_main_thread():
+        signal.signal(signal.SIGUSR1, lambda signum, frame: act())
+
+
+def _told_already(signum: int, frame: FrameType | None) -> None:
+    """A second signal must not interrupt the flush that the first one began."""
+    del signum, frame
+
+
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from delta_belief_rl.obs.disk import writing
 from delta_belief_rl.types import UserError
 
 Scalar = float | int | str | bool | None
@@ -51,7 +52,8 @@ class MetricsLog:
             if resume_step is not None and record["step"] <= resume_step:
                 kept.append(record)
         self.last_step: int | None = kept[-1]["step"] if kept else None
-        _rewrite(path, kept)
+        with writing("The record", path):
+            _rewrite(path, kept)
 
     def append(self, step: int, metrics: Mapping[str, Scalar]) -> None:
         """Write the record of one step and flush it to the disk.
@@ -60,13 +62,14 @@ class MetricsLog:
 
         Raises:
             ValueError: the step is not above the last one, or a metric takes a reserved name.
+            DiskRefused: The disk refuses the line.
         """
         if self.last_step is not None and step <= self.last_step:
             raise ValueError(f"step {step} was logged after step {self.last_step}")
         if reserved := {"step", "run_id"} & metrics.keys():
             raise ValueError(f"reserved metric names: {sorted(reserved)}")
         line = _line({"step": step, "run_id": self.run_id, **metrics})
-        with self.path.open("ab") as file:
+        with writing(f"The record of step {step}", self.path), self.path.open("ab") as file:
             file.write(line)
             file.flush()
             os.fsync(file.fileno())

@@ -1,17 +1,10 @@
-"""What a person sees while a run goes on: one live line on stderr, or plain lines in a log file.
-
-The heartbeat is apart from it: a thread that says every 30 seconds what the run is doing and how
-long the oldest unanswered call has waited, so that a hang shows in the log by itself.
-"""
+"""What a person sees while a run goes on: one live line on stderr, or plain lines in a log file."""
 
 from __future__ import annotations
 
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import TextIO
 
 from rich.console import Console
@@ -20,59 +13,8 @@ from rich.text import Text
 
 from delta_belief_rl.obs.metrics import NESTED_TIMINGS
 
-HEARTBEAT_SECONDS = 30.0
 ETA_STEPS = 5
 """The estimate of what is left follows the mean of this many last steps."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pulse:
-    """What the run is doing now.
-
-    Attributes:
-        phase: e.g. ``"rollout"``.
-        outstanding: Calls that were sent and not answered, over all pools.
-        oldest_seconds: Age of the oldest of them; 0 when there is none.
-        detail: Anything worth a few words, e.g. ``"games 37/96"``.
-    """
-
-    phase: str
-    outstanding: int = 0
-    oldest_seconds: float = 0.0
-    detail: str = ""
-
-    def line(self) -> str:
-        """The heartbeat's text."""
-        parts = [f"heartbeat: {self.phase}", f"{self.outstanding} calls outstanding"]
-        if self.outstanding:
-            parts.append(f"oldest {self.oldest_seconds:.0f} s")
-        return ", ".join([*parts, self.detail] if self.detail else parts)
-
-
-@contextmanager
-def heartbeat(
-    pulse: Callable[[], Pulse],
-    say: Callable[[str], None],
-    seconds: float = HEARTBEAT_SECONDS,
-) -> Iterator[None]:
-    """Say the pulse every ``seconds`` while the block runs.
-
-    ``pulse`` is called in another thread and must only read; it keeps answering while the main
-    thread hangs.
-    """
-    ended = threading.Event()
-
-    def beat() -> None:
-        while not ended.wait(seconds):
-            say(pulse().line())
-
-    thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join(timeout=5.0)
 
 
 def format_seconds(seconds: float) -> str:
@@ -117,6 +59,7 @@ class ProgressView:
         self._total = total_steps
         self._step = start_step
         self._phase = "start"
+        self._phase_began = time.monotonic()
         self._last = ""
         self._durations: list[float] = []
         self._step_began = time.monotonic()
@@ -151,7 +94,22 @@ class ProgressView:
 
     def set_phase(self, phase: str) -> None:
         """Name what the run does from now on."""
-        self._phase = phase
+        self._phase, self._phase_began = phase, time.monotonic()
+
+    @property
+    def phase(self) -> str:
+        """What the run does now."""
+        return self._phase
+
+    @property
+    def phase_seconds(self) -> float:
+        """How long it has done so."""
+        return time.monotonic() - self._phase_began
+
+    @property
+    def step(self) -> int:
+        """The last finished step."""
+        return self._step
 
     def finish_step(self, step: int, strict_win: float, timings: Mapping[str, float]) -> None:
         """Say what came of a step.

@@ -17,7 +17,7 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,7 @@ from delta_belief_rl.engines.base import (
     SamplingParams,
     TailRequest,
 )
-from delta_belief_rl.engines.pump import EngineRouter
+from delta_belief_rl.engines.pump import EngineFailure, EngineRouter
 from delta_belief_rl.envs.base import Env, JudgeReply, JudgeRequest
 from delta_belief_rl.rollout.game import (
     AsyncJudge,
@@ -61,15 +61,6 @@ class Heartbeat:
     engine_age: float
     judge_calls: int
     judge_age: float
-
-    def line(self) -> str:
-        """One line for a log."""
-        return (
-            f"{self.phase} step {self.step}: {self.games_done}/{self.games_total} games done, "
-            f"{self.games_live} live; waiting for {self.engine_calls} engine calls "
-            f"(oldest {self.engine_age:.0f} s) and {self.judge_calls} judge calls "
-            f"(oldest {self.judge_age:.0f} s)"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +97,9 @@ class _Tracked:
 
     def oldest(self) -> tuple[int, float]:
         """Number of calls, and the age of the oldest in seconds."""
-        if not self._began:
-            return 0, 0.0
-        # Insertion order is the order of beginning.
-        return len(self._began), time.monotonic() - next(iter(self._began.values()))
+        # One copy, because calls come and go while another thread asks.
+        began = list(self._began.values())
+        return len(began), time.monotonic() - began[0] if began else 0.0
 
 
 class _TrackedEngine:
@@ -158,6 +148,23 @@ class _Round:
     live: int = 0
 
 
+class Replay(Protocol):
+    """What to do when an engine fails while games are played."""
+
+    def begin(self) -> None:
+        """Games are about to be played; once for each ``collect``."""
+        ...
+
+    async def failed(self, failure: EngineFailure, games: int) -> None:
+        """Mend the engine, after which all games of the ``collect`` are played again.
+
+        Args:
+            failure: Raised where it cannot be mended.
+            games: That had ended.
+        """
+        ...
+
+
 class RolloutDriver:
     """Plays the games of a step.
 
@@ -171,7 +178,10 @@ class RolloutDriver:
         run_id: Stamped on every trajectory.
         make_chooser: What takes the turns of one game of a task; None takes what is sampled.
         on_progress: Called after each game with (games done, games in all).
-        on_heartbeat: Called every ``heartbeat_seconds`` with what is outstanding.
+
+    Attributes:
+        replay: What mends an engine that failed; without it the failure is raised.
+        played: Games that have ended, over all ``collect``.
     """
 
     def __init__(
@@ -187,8 +197,6 @@ class RolloutDriver:
         run_id: str = "",
         make_chooser: Callable[[Task], Chooser] | None = None,
         on_progress: Callable[[int, int], None] | None = None,
-        on_heartbeat: Callable[[Heartbeat], None] | None = None,
-        heartbeat_seconds: float = 30.0,
     ) -> None:
         if max_games < 1:
             raise ValueError("max_games must be at least 1")
@@ -204,9 +212,9 @@ class RolloutDriver:
         self._run_id = run_id
         self._make_chooser = make_chooser
         self._on_progress = on_progress
-        self._on_heartbeat = on_heartbeat
-        self._heartbeat_seconds = heartbeat_seconds
         self._round: _Round | None = None
+        self.replay: Replay | None = None
+        self.played = 0
         self.stats: RolloutStats | None = None
         """Counts of the latest ``collect``."""
 
@@ -240,9 +248,7 @@ class RolloutDriver:
         if self._router.deterministic:
             # Timings are the one part of a trajectory that is not a function of the games.
             settings = replace(settings, clock=_no_clock)
-        self._round = current = _Round(phase, step, settings, [None] * len(jobs))
-        await self._run_workers(jobs, current)
-        await self._router.flush()
+        current = await self._play_all(jobs, _Round(phase, step, settings, [None] * len(jobs)))
         games = [t for t in current.results if t is not None]
         if len(games) != len(jobs):
             raise RuntimeError(f"{len(jobs) - len(games)} of {len(jobs)} games gave no trajectory")
@@ -253,7 +259,7 @@ class RolloutDriver:
         ]
 
     def heartbeat(self) -> Heartbeat:
-        """What the rollout waits for now; safe to call at any time."""
+        """What the rollout waits for now; any thread may ask at any time."""
         current = self._round
         engine_calls, engine_age = self._engine_calls.oldest()
         judge_calls, judge_age = self._judge_calls.oldest()
@@ -269,21 +275,32 @@ class RolloutDriver:
             judge_age=judge_age,
         )
 
+    async def _play_all(self, jobs: list[_Job], current: _Round) -> _Round:
+        """Play all games, again from their beginning when an engine was mended meanwhile."""
+        if self.replay is not None:
+            self.replay.begin()
+        while True:
+            self._round = current
+            try:
+                await self._run_workers(jobs, current)
+                await self._router.flush()
+            except EngineFailure as failure:
+                if self.replay is None:
+                    raise
+                await self.replay.failed(failure, current.done)
+                current = replace(current, results=[None] * len(jobs), done=0, live=0)
+            else:
+                return current
+
     async def _run_workers(self, jobs: list[_Job], current: _Round) -> None:
         try:
             async with asyncio.TaskGroup() as group:
-                beat = group.create_task(self._beat())
-                workers: list[asyncio.Task[None]] = []
                 for queue, lane in self._queues(jobs):
                     # Every worker lives before the first one asks. It leaves by a callback: a task
                     # that is cancelled before it starts runs no code of its own.
                     self._router.enter(lane)
                     worker = group.create_task(self._work(queue, lane, current))
                     worker.add_done_callback(partial(self._left, lane))
-                    workers.append(worker)
-                if workers:
-                    await asyncio.wait(workers)
-                beat.cancel()
         except BaseExceptionGroup as failures:
             raise _first(failures) from failures
 
@@ -310,6 +327,7 @@ class RolloutDriver:
             current.results[job.order] = await self._play(job, lane, current)
             current.live -= 1
             current.done += 1
+            self.played += 1
             if self._on_progress is not None:
                 self._on_progress(current.done, len(current.results))
 
@@ -322,12 +340,6 @@ class RolloutDriver:
         return await play_game(
             env, self._engine, self._judge, self._chat, current.settings, identity, chooser
         )
-
-    async def _beat(self) -> None:
-        while True:
-            await asyncio.sleep(self._heartbeat_seconds)
-            if self._on_heartbeat is not None:
-                self._on_heartbeat(self.heartbeat())
 
 
 def count_games(games: Sequence[Trajectory], seconds: float = 0.0) -> RolloutStats:

@@ -20,9 +20,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from enum import StrEnum
+from itertools import count
 from pathlib import Path
 from typing import Any, cast
 
+from delta_belief_rl.obs.disk import DiskRefused
 from delta_belief_rl.types import UserError
 
 Content = bytes | Callable[[Path], None]
@@ -33,6 +36,8 @@ TRACKER = "latest_checkpointed_iteration.txt"
 FORMAT = 1
 LEASE_SECONDS = 6 * 3600
 """A lease not renewed for this long belongs to a reader that died."""
+RECOVERY_KEPT = 2
+"""The newest may be damaged; then there is one before it."""
 
 STEP_FOLDER = re.compile(r"global_step_(\d+)$")
 """Name of a finished checkpoint's folder."""
@@ -40,8 +45,25 @@ _REPLACED = re.compile(r"\.replaced-(\d+)-\d+$")
 _LEFTOVER = re.compile(r"\.(?:tmp|pruned|replaced)-\d+-\d+$")
 
 
+class Kind(StrEnum):
+    """What a checkpoint is kept for."""
+
+    MILESTONE = "milestone"
+    """As one of the run's, by ``keep``."""
+    RECOVERY = "recovery"
+    """To go on from after a fault, until two newer ones are there."""
+
+
 class CheckpointDamaged(UserError):
-    """A checkpoint's files do not match its manifest."""
+    """A checkpoint's files do not match its manifest.
+
+    Attributes:
+        what: What is wrong with it, in a few words.
+    """
+
+    def __init__(self, sentence: str, what: str) -> None:
+        super().__init__(sentence)
+        self.what = what
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +85,7 @@ class Checkpoint:
     meta: Mapping[str, Any]
     files: Mapping[str, str]
     sizes: Mapping[str, int]
+    kind: Kind = Kind.MILESTONE
 
     def read(self, name: str) -> bytes:
         """The bytes of one file, checked against the manifest.
@@ -82,7 +105,8 @@ class Checkpoint:
         """The error for a fault found in this checkpoint, with its cure."""
         return CheckpointDamaged(
             f"Checkpoint {self.path} is damaged, {what}; move that folder away to resume from the "
-            "one before."
+            "one before.",
+            what,
         )
 
 
@@ -97,8 +121,10 @@ def save(
     *,
     run_id: str,
     keep: int | None = None,
+    kind: Kind = Kind.MILESTONE,
+    best: int | None = None,
 ) -> Path:
-    """Write one checkpoint and remove those beyond the ``keep`` latest.
+    """Write one checkpoint and remove those that are no longer kept; see :func:`prune`.
 
     A kill at any point leaves the checkpoints that were valid before, or this one. A checkpoint of
     the same step that is already there is replaced.
@@ -106,10 +132,13 @@ def save(
     Args:
         files: Content by file name; names may hold ``/`` for subfolders.
         meta: JSON values, returned by :func:`load`.
-        keep: How many to keep, the new one included; None keeps all.
+        keep: How many milestones to keep, the new one included; None keeps all.
+        kind: What this one is kept for.
+        best: Step of the checkpoint that is kept in any case.
 
     Raises:
-        UserError: ``keep`` is below 1, or the disk refuses the write.
+        UserError: ``keep`` is below 1.
+        DiskRefused: The disk refuses the write.
     """
     if keep is not None and keep < 1:
         raise UserError(
@@ -121,17 +150,15 @@ def save(
         root.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(root)
         serial = 1 + max((c.serial for c in list_valid(root)), default=0)
-        _write_folder(temporary, step, serial, files, meta, run_id)
+        _write_folder(temporary, step, serial, files, meta, run_id, kind)
         _publish(temporary, final)
         write_atomic(root / TRACKER, str(step).encode())
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        raise UserError(
-            f"The checkpoint of step {step} could not be written to {root} ({error.strerror}); "
-            "free space or set trainer.default_local_dir to another disk."
+        raise DiskRefused.of(
+            error, f"The checkpoint of step {step}", root, "trainer.default_local_dir"
         ) from error
-    if keep is not None:
-        prune(root, keep)
+    prune(root, keep, best)
     return final
 
 
@@ -142,6 +169,7 @@ def _write_folder(
     files: Mapping[str, Content],
     meta: Mapping[str, Any],
     run_id: str,
+    kind: Kind,
 ) -> None:
     folder.mkdir()
     digests: dict[str, str] = {}
@@ -164,6 +192,7 @@ def _write_folder(
         "step": step,
         "serial": serial,
         "run_id": run_id,
+        "kind": kind,
         "files": digests,
         "sizes": sizes,
         "meta": dict(meta),
@@ -190,8 +219,13 @@ def _publish(temporary: Path, final: Path) -> None:
 def write_atomic(path: Path, data: bytes) -> None:
     """Replace a small file so that a reader sees the old or the new content, never a part."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
-    _write_synced(beside, data)
-    os.replace(beside, path)
+    try:
+        _write_synced(beside, data)
+        os.replace(beside, path)
+    except OSError:
+        with suppress(OSError):
+            os.unlink(beside)
+        raise
     _sync(path.parent)
 
 
@@ -214,15 +248,24 @@ def _sync(path: Path) -> None:
 # ------------------------------------------------------------------------------------------ pruning
 
 
-def prune(root: Path, keep: int) -> list[Path]:
-    """Remove all but the ``keep`` latest checkpoints; returns what was removed.
+def prune(root: Path, keep: int | None, best: int | None = None) -> list[Path]:
+    """Remove checkpoints that are no longer kept; returns what was removed.
+
+    Kept are the ``keep`` latest milestones (None: all), the checkpoint of step ``best``, and the
+    two latest of any kind but for milestones that are too many.
 
     Never raises: a folder that cannot be removed, or that a reader holds a lease on, stays for the
     next time.
     """
     removed: list[Path] = []
     with suppress(OSError):
-        for checkpoint in list_valid(root)[:-keep]:
+        valid = list_valid(root)
+        milestones = [c for c in valid if c.kind is Kind.MILESTONE]
+        kept = milestones if keep is None else milestones[-keep:]
+        kept = [*kept, *(c for c in valid[-RECOVERY_KEPT:] if c.kind is Kind.RECOVERY)]
+        for checkpoint in valid:
+            if checkpoint in kept or checkpoint.step == best:
+                continue
             hidden = root / f".pruned-{checkpoint.step}-{os.getpid()}"
             with suppress(OSError):
                 if _is_leased(checkpoint.path):
@@ -306,7 +349,14 @@ def read_manifest(folder: Path) -> Checkpoint | None:
         if any((folder / name).stat().st_size != size for name, size in sizes.items()):
             return None
         return Checkpoint(
-            folder, body["step"], body["serial"], body["run_id"], body["meta"], body["files"], sizes
+            folder,
+            body["step"],
+            body["serial"],
+            body["run_id"],
+            body["meta"],
+            body["files"],
+            sizes,
+            Kind(body.get("kind", Kind.MILESTONE)),
         )
     except (OSError, ValueError, KeyError):
         return None
@@ -320,14 +370,50 @@ def load(folder: Path) -> Checkpoint:
     """
     checkpoint = read_manifest(folder)
     if checkpoint is None:
+        what = f"its {MANIFEST} is missing or does not fit the files"
         raise CheckpointDamaged(
-            f"{folder} is no complete checkpoint, its {MANIFEST} is missing or does not fit the "
-            "files; choose another folder or set trainer.resume_mode=auto."
+            f"{folder} is no complete checkpoint, {what}; choose another folder or set "
+            "trainer.resume_mode=auto.",
+            what,
         )
     for name, expected in checkpoint.files.items():
-        if _digest(folder / name) != expected:
+        try:
+            found = _digest(folder / name)
+        except OSError as error:
+            raise checkpoint.damaged(f"{name} cannot be read ({error.strerror})") from error
+        if found != expected:
             raise checkpoint.damaged(f"{name} does not match its checksum")
     return checkpoint
+
+
+def list_broken(root: Path) -> list[Path]:
+    """Folders of steps whose manifest is there but does not fit; no kill leaves such a one."""
+    return [
+        entry
+        for entry in sorted(root.glob("global_step_*"))
+        if STEP_FOLDER.match(entry.name)
+        and (entry / MANIFEST).exists()
+        and read_manifest(entry) is None
+    ]
+
+
+def set_aside(folder: Path) -> Path:
+    """Hide a damaged checkpoint under a name that nothing reads or removes; returns its place.
+
+    Raises:
+        DiskRefused: It cannot be renamed.
+    """
+    step = folder.name.rpartition("_")[2]
+    names = (folder.with_name(f".damaged-{step}-{number}") for number in count())
+    hidden = next(name for name in names if not name.exists())
+    try:
+        os.rename(folder, hidden)
+        _sync(folder.parent)
+    except OSError as error:
+        raise DiskRefused.of(
+            error, "The new name of a damaged checkpoint", folder, "trainer.default_local_dir"
+        ) from error
+    return hidden
 
 
 def _digest(path: Path) -> str:

@@ -3,7 +3,9 @@
 A step plays one batch of secrets. With ``algorithm.filter_groups`` it plays batch after batch and
 keeps the groups that teach something, until it has ``data.train_batch_size`` of them; what is over
 is left out. Which secrets a batch holds is a function of the batch's number, and the number of the
-next batch is part of the run's state, so a resumed run draws what the straight one draws.
+next batch is part of the run's state, so a resumed run draws what the straight one draws. Each
+batch is kept on the disk until the step's checkpoint is there (``pending``), so a step that is done
+again plays only what was not played.
 
 A secret is played at most once in a step: the random numbers of a game are named by secret, step
 and game, so a second group of the same secret would be the first one again.
@@ -13,11 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from delta_belief_rl.algo.samplers.informative import informative_groups
 from delta_belief_rl.algo.shapers.channels import build_table
 from delta_belief_rl.config.schema import RunConfig
-from delta_belief_rl.trainer import steps
+from delta_belief_rl.trainer import pending, persist, steps
 from delta_belief_rl.trainer.actor import GameScore
 from delta_belief_rl.trainer.services import Services
 from delta_belief_rl.trainer.settings import belief_models, sampling_params
@@ -58,7 +61,7 @@ async def collect(run: Services, step: int) -> Collected:
     if run.cfg.algorithm.filter_groups.enabled:
         return await _collect_informative(run, step)
     tasks, epoch = _draw(run, run.state.batches)
-    groups, scores = await _score(run, await _play(run, tasks, step))
+    groups, scores = await _score(run, await _play(run, tasks, step, run.state.batches))
     run.state.batches += 1
     return Collected(groups, scores, epoch, len(scores), {"train/num_gen_batches": 1.0})
 
@@ -77,10 +80,11 @@ async def _collect_informative(run: Services, step: int) -> Collected:
                 "batches of secrets: raise algorithm.filter_groups.max_num_gen_batches or "
                 "multi_turn.train.n, or lower data.train_batch_size."
             )
-        tasks, _ = _draw(run, run.state.batches + batches, seen)
+        cursor = run.state.batches + batches
+        tasks, _ = _draw(run, cursor, seen)
         batches += 1
         seen.update(task.id for task in tasks)
-        groups = await _play(run, tasks, step)
+        groups = await _play(run, tasks, step, cursor)
         games += sum(len(group.trajectories) for group in groups)
         if _filters_on_scores(cfg):
             # Beliefs decide which groups differ, so all of them are measured.
@@ -116,11 +120,34 @@ def _draw(run: Services, batch: int, seen: Set[str] = frozenset()) -> tuple[list
     return [task for task in tasks if task.id not in seen], epoch
 
 
-async def _play(run: Services, tasks: Sequence[Task], step: int) -> list[Group]:
+async def _play(run: Services, tasks: Sequence[Task], step: int, cursor: int) -> list[Group]:
+    """The games of a batch: those that a start before this one has played, else new ones."""
+    cfg, root = run.cfg, Path(run.cfg.trainer.default_local_dir)
+    key = _pending_key(run, step, cursor)
     with run.timers.measure("gen"):
         run.progress.set_phase("play")
-        sampling = sampling_params(run.cfg, "train")
-        return await run.rollouts.collect(tasks, run.cfg.multi_turn.train.n, step, sampling)
+        found = pending.take(root, key, tasks, run.progress.say) if key else None
+        if found is not None:
+            groups, counts = found
+            run.judge.rewind(counts)
+            games = sum(len(group.trajectories) for group in groups)
+            run.progress.say(f"step {step}: {games} games were played before and are not again")
+            return groups
+        sampling = sampling_params(cfg, "train")
+        groups = await run.rollouts.collect(tasks, cfg.multi_turn.train.n, step, sampling)
+    if key:
+        with run.timers.measure("save_rollout"):
+            turns = cfg.multi_turn.max_turns.train
+            pending.keep(root, key, groups, run.judge.mark(), turns)
+    return groups
+
+
+def _pending_key(run: Services, step: int, cursor: int) -> pending.Key | None:
+    """What the games of a batch are kept by; None where they are not kept."""
+    if not (run.cfg.trainer.save_rollout and persist.saves(run.cfg)):
+        return None
+    settings = pending.settings_digest(run.cfg)
+    return pending.Key(run.run_id, step, cursor, run.engines.adapter, settings)
 
 
 async def _score(run: Services, groups: Sequence[Group]) -> tuple[list[Group], list[GameScore]]:

@@ -30,6 +30,7 @@ from delta_belief_rl.eval.metrics import (
     success_rate,
 )
 from delta_belief_rl.eval.report import PlayerScore, save_scores
+from delta_belief_rl.obs.disk import writing
 from delta_belief_rl.rollout.store import read_trajectories, write_groups
 from delta_belief_rl.trainer.checkpoint import write_atomic
 from delta_belief_rl.trainer.services import Services
@@ -49,12 +50,14 @@ async def test_policy(run: Services, label: str) -> dict[str, list[Group]]:
         groups = await evaluate(
             run, run.tasks.test, run.cfg.trainer.test_games, sampling, f"test-{label}-{sampling}"
         )
-        write_groups(
-            test_path(run.run_dir, label, sampling),
-            stamped(groups, run.state.step),
-            max_turns=run.cfg.multi_turn.max_turns.val,
-            run_seed=run.cfg.seed,
-        )
+        path = test_path(run.run_dir, label, sampling)
+        with writing("The games", path):
+            write_groups(
+                path,
+                stamped(groups, run.state.step),
+                max_turns=run.cfg.multi_turn.max_turns.val,
+                run_seed=run.cfg.seed,
+            )
         out[sampling] = groups
     return out
 

@@ -1,11 +1,16 @@
 """When a run must stop by itself, and why it did.
 
-A policy that has collapsed goes on for hours: every step looks like a step. Four signals say so,
-each compared with its limit in ``trainer.abort`` after every training step:
+A policy that has collapsed goes on for hours, and so does a run whose engines do nothing: every
+step looks like a step. Seven signals say so, each compared with its limit in ``trainer.abort``
+after every training step. The first three are those of a run that has stalled, which a new start
+may mend; the others are those of a collapse:
 
 =========================  ==========================================  ======================
-metric                     collapse                                    limit
+metric                     what has happened                           limit
 =========================  ==========================================  ======================
+``state_tokens/sampled``   engines give empty answers                  ``zero_tokens``
+``actor/grad_norm``        the gradient is exactly zero                ``zero_gradients``
+``judge/timeout_rate``     the judge answers too late                  ``max_timeout_rate``
 ``actor/skipped_updates``  a gradient was not finite                   ``nan_gradients``
 ``actor/entropy``          sampling has no choice left                 ``min_entropy``
 ``health/repeated_chars``  questions repeat one character (``!!!!``)   ``max_repeated_chars``
@@ -18,9 +23,10 @@ state, so a resumed run stops where the straight one does.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import gt, lt
 
 import numpy as np
 
@@ -28,9 +34,29 @@ from delta_belief_rl.algo.shapers.channels import iter_games
 from delta_belief_rl.config.schema_trainer import Abort
 from delta_belief_rl.types import Group, Verdict
 
+SAMPLED = "state_tokens/sampled"
+
+_CURES = {
+    True: "start it again, which loads everything anew from the last checkpoint",
+    False: "go back to an earlier checkpoint with a lower learning rate",
+}
+"""By whether the run has stalled."""
+
 
 class RunCollapsed(RuntimeError):
     """A rule of ``trainer.abort`` stopped the run; the message is one sentence."""
+
+
+class RunStalled(RuntimeError):
+    """A rule of ``trainer.abort`` stopped a run whose steps do nothing; one sentence.
+
+    Attributes:
+        setting: The rule's.
+    """
+
+    def __init__(self, sentence: str, setting: str) -> None:
+        super().__init__(sentence)
+        self.setting = setting
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,22 +66,51 @@ class Rule:
     Attributes:
         setting: Its limit in ``Abort``; None there switches the rule off.
         metric: What is looked at; a step without it breaks no rule.
-        above: Broken above the limit, otherwise below it.
+        bad: Whether a value breaks the rule, given the limit.
         cause: What has happened, for the sentence.
+        counts: The limit is itself the number of steps; else that is ``Abort.patience``.
+        stalls: The run does nothing; else its policy has collapsed.
     """
 
     setting: str
     metric: str
-    above: bool
+    bad: Callable[[float, float], bool]
     cause: str
+    counts: bool = False
+    stalls: bool = False
 
 
-GRADIENTS = "nan_gradients"
+def _is_zero(value: float, limit: float) -> bool:
+    del limit
+    return value == 0
+
+
+def _is_positive(value: float, limit: float) -> bool:
+    del limit
+    return value > 0
+
+
 RULES = (
-    Rule(GRADIENTS, "actor/skipped_updates", True, "the gradient was not finite"),
-    Rule("min_entropy", "actor/entropy", False, "the policy's entropy was next to nothing"),
-    Rule("max_repeated_chars", "health/repeated_chars", True, "questions repeated one character"),
-    Rule("max_invalid_turns", "health/invalid_turns", True, "hardly any question was valid"),
+    Rule("zero_tokens", SAMPLED, _is_zero, "no token was sampled", counts=True, stalls=True),
+    Rule(
+        "zero_gradients",
+        "actor/grad_norm",
+        _is_zero,
+        "the gradient was exactly zero",
+        counts=True,
+        stalls=True,
+    ),
+    Rule("max_timeout_rate", "judge/timeout_rate", gt, "the judge was too late", stalls=True),
+    Rule(
+        "nan_gradients",
+        "actor/skipped_updates",
+        _is_positive,
+        "the gradient was not finite",
+        counts=True,
+    ),
+    Rule("min_entropy", "actor/entropy", lt, "the policy's entropy was next to nothing"),
+    Rule("max_repeated_chars", "health/repeated_chars", gt, "questions repeated one character"),
+    Rule("max_invalid_turns", "health/invalid_turns", gt, "hardly any question was valid"),
 )
 
 
@@ -92,7 +147,7 @@ def count_broken(
 
 
 def check(broken: Mapping[str, int], metrics: Mapping[str, float], limits: Abort) -> None:
-    """Stop a run that has collapsed.
+    """Stop a run that has collapsed or stalled.
 
     Args:
         broken: From ``count_broken``.
@@ -100,26 +155,32 @@ def check(broken: Mapping[str, int], metrics: Mapping[str, float], limits: Abort
         limits: ``trainer.abort``.
 
     Raises:
-        RunCollapsed: A rule was broken often enough.
+        RunStalled: A rule about steps that do nothing was broken often enough.
+        RunCollapsed: Another one was.
     """
     for rule in RULES:
         limit = getattr(limits, rule.setting)
-        patience = limit if rule.setting == GRADIENTS else limits.patience
+        patience = limit if rule.counts else limits.patience
         count = broken.get(rule.setting, 0)
-        if limit is not None and count >= patience:
-            raise RunCollapsed(
-                f"The run stopped itself because {rule.cause} in {count} training steps in a row "
-                f"({rule.metric}={metrics[rule.metric]:.4g}): go back to an earlier checkpoint "
-                f"with a lower learning rate, or set trainer.abort.{rule.setting}=null."
-            )
+        if limit is None or count < patience:
+            continue
+        sentence = (
+            f"The run stopped itself because {rule.cause} in {count} training steps in a row "
+            f"({rule.metric}={_value(rule, metrics) or 0.0:.4g}): "
+            f"{_CURES[rule.stalls]}, or set trainer.abort.{rule.setting}=null."
+        )
+        raise RunStalled(sentence, rule.setting) if rule.stalls else RunCollapsed(sentence)
+
+
+def _value(rule: Rule, metrics: Mapping[str, float]) -> float | None:
+    # A step in which nothing was to be learnt makes no update, and has no norm.
+    if rule.setting == "zero_gradients" and metrics.get("actor/empty_updates"):
+        return 0.0
+    return metrics.get(rule.metric)
 
 
 def _is_broken(rule: Rule, metrics: Mapping[str, float], limits: Abort) -> bool:
-    limit, value = getattr(limits, rule.setting), metrics.get(rule.metric)
+    limit, value = getattr(limits, rule.setting), _value(rule, metrics)
     # The mean entropy of no token is 0, and no collapse.
-    nothing = rule.metric == "actor/entropy" and metrics.get("state_tokens/sampled") == 0
-    if limit is None or value is None or nothing:
-        return False
-    if rule.setting == GRADIENTS:
-        return value > 0
-    return value > limit if rule.above else value < limit
+    nothing = rule.setting == "min_entropy" and metrics.get(SAMPLED) == 0
+    return limit is not None and value is not None and not nothing and rule.bad(value, limit)

@@ -8,6 +8,7 @@ the loop does not know which environment, judge, credit method or engine is runn
 from __future__ import annotations
 
 from delta_belief_rl.eval.metrics import rollout_metrics
+from delta_belief_rl.obs.disk import writing
 from delta_belief_rl.obs.metrics import perf_metrics, token_timings
 from delta_belief_rl.rollout.driver import count_games
 from delta_belief_rl.rollout.store import write_groups
@@ -17,6 +18,7 @@ from delta_belief_rl.trainer.crosscheck import cross_check
 from delta_belief_rl.trainer.packing import build_batch, flat_trajectories, plan_update
 from delta_belief_rl.trainer.services import Services
 from delta_belief_rl.trainer.settings import games_per_update, micro_batch_tokens
+from delta_belief_rl.trainer.steps import due
 from delta_belief_rl.trainer.validation import validate
 
 
@@ -28,9 +30,11 @@ async def train(run: Services) -> None:
         record_evaluation(run, await validate(run, step=run.state.step))
     if trainer.val_only:
         return
-    if first and due(0, trainer.save_freq, run.total_steps):
-        await persist.save(run)
+    if first:
+        await persist.save_due(run)
+    run.settle()
     for step in range(run.state.step + 1, run.total_steps + 1):
+        await run.check_workers()
         metrics = await train_step(run, step)
         run.state.step = step
         run.state.broken = health.count_broken(run.state.broken, metrics, trainer.abort)
@@ -39,8 +43,9 @@ async def train(run: Services) -> None:
         metrics |= run.timers.drain()
         record(run, step, metrics)
         health.check(run.state.broken, metrics, trainer.abort)
-        if due(step, trainer.save_freq, run.total_steps):
-            await persist.save(run)
+        run.settle()
+        await persist.save_due(run)
+    await persist.finish(run)
 
 
 async def train_step(run: Services, step: int) -> dict[str, float]:
@@ -52,6 +57,7 @@ async def train_step(run: Services, step: int) -> dict[str, float]:
             synced = await run.engines.sync(run.policy)
         played = await cross_check(run, await collect(run, step), step)
         groups, scores = played.groups, played.scores
+        run.border = None
         with timers.measure("reward"):
             table, priced = steps.charge_kl(run, steps.reward_table(run, groups, scores), scores)
         with timers.measure("adv"):
@@ -77,9 +83,13 @@ async def train_step(run: Services, step: int) -> dict[str, float]:
             run.progress.set_phase("update")
             updated = await run.policy.update(batch, plan, step)
         if due(step, cfg.trainer.rollout_freq, run.total_steps):
-            with timers.measure("dump_rollout_generations"):
+            path = steps.rollout_path(run, step)
+            with (
+                timers.measure("dump_rollout_generations"),
+                writing("The games", path, "trainer.rollout_data_dir"),
+            ):
                 write_groups(
-                    steps.rollout_path(run, step),
+                    path,
                     groups,
                     max_turns=cfg.multi_turn.max_turns.train,
                     score_of=steps.scorer(
@@ -108,11 +118,6 @@ async def train_step(run: Services, step: int) -> dict[str, float]:
         "state_tokens/sampled": float(counts.sampled_tokens),
         "state_tokens/total": float(counts.stream_tokens),
     }
-
-
-def due(step: int, every: int, last: int) -> bool:
-    """Whether something that happens every so many steps, and at the last, happens now."""
-    return every > 0 and (step % every == 0 or step == last)
 
 
 def record_evaluation(run: Services, metrics: dict[str, float]) -> None:

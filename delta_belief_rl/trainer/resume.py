@@ -6,6 +6,7 @@ over another one's checkpoints and never goes on from them by accident.
 
 from __future__ import annotations
 
+import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -13,12 +14,15 @@ from enum import StrEnum
 from pathlib import Path
 from uuid import uuid4
 
+from delta_belief_rl.obs.disk import writing
 from delta_belief_rl.trainer.checkpoint import (
     STEP_FOLDER,
     Checkpoint,
-    find_latest,
+    CheckpointDamaged,
+    list_broken,
     list_valid,
     load,
+    set_aside,
     write_atomic,
 )
 from delta_belief_rl.types import UserError
@@ -37,10 +41,15 @@ class ResumeMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RunStart:
-    """Where a run begins: at a checkpoint, or at step 0 when ``checkpoint`` is None."""
+    """Where a run begins: at a checkpoint, or at step 0 when ``checkpoint`` is None.
+
+    Attributes:
+        damaged: One sentence for each damaged checkpoint that was passed over.
+    """
 
     run_id: str
     checkpoint: Checkpoint | None
+    damaged: tuple[str, ...] = ()
 
 
 def new_run_id() -> str:
@@ -55,13 +64,14 @@ def open_run(
 
     Args:
         mode: ``disable`` starts at step 0 and refuses a folder of another run; ``auto`` resumes the
-            latest checkpoint and starts at step 0 only when there is none; ``must`` resumes or
-            fails; ``resume_path`` resumes ``resume_from_path``.
+            latest intact checkpoint and starts at step 0 only when there is none at all; ``must``
+            resumes or fails; ``resume_path`` resumes ``resume_from_path``.
         run_id: The name of a fresh run; made up when empty. A resumed run keeps the name it has.
 
     Raises:
         UserError: the mode is unknown, or what it asks for cannot be had.
-        CheckpointDamaged: the checkpoint to resume from is not intact.
+        CheckpointDamaged: the checkpoint that is named is not intact, or there are some and none
+            is intact.
     """
     try:
         chosen = ResumeMode(mode)
@@ -70,18 +80,18 @@ def open_run(
         raise UserError(f"trainer.resume_mode={mode} is unknown; use one of {choices}.") from None
     owner = read_run_id(root)
     checkpoint: Checkpoint | None = None
+    damaged: list[tuple[Path, str]] = []
     if chosen is ResumeMode.RESUME_PATH:
         checkpoint = _resume_path(resume_from_path)
         if checkpoint.path.resolve().parent == root.resolve():
             run_id = owner or checkpoint.run_id
     elif chosen is not ResumeMode.DISABLE:
-        latest = find_latest(root)
-        if latest is None and chosen is ResumeMode.MUST:
+        checkpoint, damaged = _newest_intact(root)
+        if checkpoint is None and chosen is ResumeMode.MUST:
             raise UserError(
                 f"{root} has no valid checkpoint to resume from; set trainer.resume_mode=auto to "
                 "start fresh."
             )
-        checkpoint = load(latest.path) if latest else None
         run_id = owner or (checkpoint.run_id if checkpoint else run_id)
         if checkpoint and checkpoint.run_id != run_id:
             raise UserError(
@@ -96,9 +106,10 @@ def open_run(
             f"{root} already holds run {owner or 'without a name'}; set trainer.resume_mode=auto "
             "to continue it or another trainer.experiment_name to keep both."
         )
-    root.mkdir(parents=True, exist_ok=True)
-    write_atomic(root / RUN_ID_FILE, run_id.encode())
-    return RunStart(run_id, checkpoint)
+    with writing("The run's name", root, "trainer.default_local_dir"):
+        root.mkdir(parents=True, exist_ok=True)
+        write_atomic(root / RUN_ID_FILE, run_id.encode())
+    return RunStart(run_id, checkpoint, tuple(_pass_over(folder, what) for folder, what in damaged))
 
 
 def read_run_id(root: Path) -> str | None:
@@ -106,6 +117,40 @@ def read_run_id(root: Path) -> str | None:
     with suppress(OSError):
         return (root / RUN_ID_FILE).read_text().strip() or None
     return None
+
+
+def _newest_intact(root: Path) -> tuple[Checkpoint | None, list[tuple[Path, str]]]:
+    """The checkpoint saved last among the intact ones; damaged folders, and what is wrong.
+
+    Raises:
+        CheckpointDamaged: There are some, and none is intact. To begin anew would write over the
+            records of finished steps, so somebody has to look.
+    """
+    damaged: list[tuple[Path, str]] = []
+    for folder in [*list_broken(root), *(found.path for found in reversed(list_valid(root)))]:
+        try:
+            return load(folder), damaged
+        except CheckpointDamaged as error:
+            damaged.append((folder, error.what))
+    if damaged:
+        folder, what = damaged[0]
+        raise CheckpointDamaged(
+            f"No checkpoint in {root} is intact, in {folder.name} {what}; bring one back, or set "
+            "another trainer.experiment_name to begin anew.",
+            what,
+        )
+    return None, []
+
+
+def _pass_over(folder: Path, what: str) -> str:
+    """Put a damaged checkpoint out of the way, and say so."""
+    hidden = set_aside(folder)
+    sentence = (
+        f"Checkpoint {folder} is damaged, {what}; the run goes on from an intact one, and the "
+        f"folder is kept as {hidden.name}."
+    )
+    print(sentence, file=sys.stderr)
+    return sentence
 
 
 def _resume_path(path: Path | None) -> Checkpoint:

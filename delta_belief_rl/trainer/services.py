@@ -6,8 +6,8 @@ in one process.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -24,6 +24,7 @@ from delta_belief_rl.obs.progress import ProgressView
 from delta_belief_rl.obs.wandb_mirror import WandbMirror
 from delta_belief_rl.rollout.driver import RolloutDriver
 from delta_belief_rl.trainer.actor import AdapterSnapshot, GameScore
+from delta_belief_rl.trainer.background import Background
 from delta_belief_rl.trainer.packing import UpdatePlan
 from delta_belief_rl.types import FloatArray, Task, TrainBatch
 
@@ -64,11 +65,20 @@ class PolicyGroup(Protocol):
         ...
 
 
+async def no_check() -> None:
+    """Workers that are in this process need no sign of life."""
+
+
 class EngineGroup(Protocol):
     """All replicas of the policy engine as one."""
 
     async def sync(self, policy: PolicyGroup) -> Mapping[str, float]:
         """Bring every replica to the policy's adapter and prove it; raises when one differs."""
+        ...
+
+    @property
+    def adapter(self) -> str:
+        """Checksum of the adapter that all replicas hold; empty before the first ``sync``."""
         ...
 
 
@@ -93,6 +103,7 @@ class RunState:
         step: Training steps finished.
         validated: Step of the newest validation on record; -1 before the first.
         best: Best validation success rate so far.
+        best_step: Step of that validation, the earliest of equal ones; -1 before the first.
         batches: Batches of secrets drawn so far, the cursor of the task order; as many as steps
             unless groups are filtered.
         broken: Steps in a row in which a rule of ``trainer.abort`` was broken, by rule.
@@ -101,6 +112,7 @@ class RunState:
     step: int = 0
     validated: int = -1
     best: float = -1.0
+    best_step: int = -1
     batches: int = 0
     broken: dict[str, int] = field(default_factory=dict[str, int])
 
@@ -134,3 +146,13 @@ class Services:
     """Where the policy is trained."""
     state: RunState = field(default_factory=RunState)
     timers: StepTimers = field(default_factory=StepTimers)
+    saver: Background = field(default_factory=Background)
+    """Writes checkpoints."""
+    border: RunState | None = None
+    """The state after the last finished step, as long as the policy is that step's."""
+    check_workers: Callable[[], Awaitable[None]] = no_check
+    """Asks every worker for a sign of life before a step; raises for a lost training rank."""
+
+    def settle(self) -> None:
+        """Note that a step is finished and recorded: its state is what a checkpoint would hold."""
+        self.border = replace(self.state, broken=dict(self.state.broken))

@@ -125,6 +125,11 @@ def rollout_path(run: Services, step: int) -> Path:
     return Path(run.cfg.trainer.rollout_data_dir) / f"{step}.jsonl"
 
 
+def due(step: int, every: int, last: int) -> bool:
+    """Whether something that happens every so many steps, and at the last, happens now."""
+    return every > 0 and (step % every == 0 or step == last)
+
+
 def mean_entropy(scores: Sequence[GameScore]) -> float:
     """Entropy of the policy in nats before its update, a mean over the sampled tokens."""
     tokens = np.array([len(score.logp) for score in scores], dtype=np.float64)
@@ -150,13 +155,15 @@ def judge_metrics(run: Services, games: int, kind: str = "") -> dict[str, float]
         f"{head}judge/call_error_rate": stats.errors / calls,
         f"{head}judge/retries": float(stats.retries),
         f"{head}judge/timeouts": float(stats.timeouts),
+        f"{head}judge/timeout_rate": stats.timeouts / (calls + stats.retries),
         f"{head}judge/restarts": float(stats.restarts),
         f"{head}judge/tokens": float(stats.tokens),
         f"{head}judge/tokens_per_game": stats.tokens / max(games, 1),
         # What depends on a cache or a clock stands apart from what a replay must repeat.
         f"perf/{mark}judge_cached_rate": stats.cached / calls,
     }
-    if stats.calls > stats.cached:
+    # Games that a resumed run took from the disk have calls, and no latency.
+    if stats.latency_p95 > 0:
         out[f"perf/{mark}judge_latency_p50_s"] = stats.latency_p50
         out[f"perf/{mark}judge_latency_p95_s"] = stats.latency_p95
     return out

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from delta_belief_rl.eval.metrics import summarise
+from delta_belief_rl.obs.disk import writing
 from delta_belief_rl.rollout.store import GameScore, write_groups
 from delta_belief_rl.trainer.packing import flat_trajectories
 from delta_belief_rl.trainer.services import Services
@@ -61,13 +62,15 @@ async def validate(run: Services, step: int) -> dict[str, float]:
             seed=cfg.seed,
         )
         metrics |= judge_metrics(run, sum(len(group.trajectories) for group in groups), "val")
-        write_groups(
-            Path(cfg.trainer.validation_data_dir) / f"{step}.jsonl",
-            stamped(groups, step),
-            max_turns=cfg.multi_turn.max_turns.val,
-            score_of=score_of,
-            run_seed=cfg.seed,
-        )
+        path = Path(cfg.trainer.validation_data_dir) / f"{step}.jsonl"
+        with writing("The games", path, "trainer.validation_data_dir"):
+            write_groups(
+                path,
+                stamped(groups, step),
+                max_turns=cfg.multi_turn.max_turns.val,
+                score_of=score_of,
+                run_seed=cfg.seed,
+            )
         if cfg.trainer.validation.greedy:
             greedy = await evaluate(run, run.tasks.val, 1, "greedy", f"greedy-{step}")
             rates = summarise(greedy, cfg.multi_turn.win_rule, seed=cfg.seed)
@@ -75,7 +78,8 @@ async def validate(run: Services, step: int) -> dict[str, float]:
                 f"{name}/greedy": value for name, value in rates.items() if "success_rate" in name
             }
     run.state.validated = step
-    run.state.best = max(run.state.best, metrics["val-core/success_rate"])
+    if metrics["val-core/success_rate"] > run.state.best:
+        run.state.best, run.state.best_step = metrics["val-core/success_rate"], step
     rate, low, high = (
         100 * metrics[f"val-core/strict_success_rate{name}"] for name in ("", "/ci_low", "/ci_high")
     )

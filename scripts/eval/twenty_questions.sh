@@ -6,7 +6,9 @@
 #SBATCH --gpus-per-node=2
 #SBATCH --cpus-per-task=16
 #SBATCH --time=12:00:00
-#SBATCH --signal=B:TERM@120
+#SBATCH --signal=B:USR1@180
+#SBATCH --requeue
+#SBATCH --open-mode=append
 #
 # Evaluates a policy on the test secrets of 20 Questions, two GPUs.
 #

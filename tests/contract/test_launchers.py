@@ -7,6 +7,7 @@ The scripts are run by bash. The interpreter that they are given writes down the
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -174,6 +175,18 @@ def test_U5_a_copy_that_a_batch_system_made_finds_the_repository(
         assert "is not the repository: submit the job from its folder" in lost.stderr
 
 
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_H6_a_job_whose_time_ends_is_announced_requeued_and_goes_on(name: str) -> None:
+    lines = (ROOT / name).read_text().splitlines()
+    header = [line.removeprefix("#SBATCH --") for line in lines if line.startswith("#SBATCH")]
+    # The log of a requeued job goes on, too.
+    assert {"signal=B:USR1@180", "requeue", "open-mode=append", "nodes=1"} <= set(header)
+    # The shell that gets the signal becomes the one that passes it on.
+    assert lines[-1].startswith('exec bash "$root/scripts/launch.sh" ')
+    config = composed([f"experiment={SCRIPTS[name][0]}"])
+    assert config.trainer.val_only or config.trainer.resume_mode == "auto"
+
+
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [
@@ -209,10 +222,37 @@ def test_a_mistake_in_a_setting_keeps_its_status_and_its_sentence(
 
 
 def test_F5_scripts_say_what_they_do_and_name_no_secret() -> None:
-    for path in (*(ROOT / name for name in SCRIPTS), ROOT / "scripts" / "launch.sh"):
+    run = [ROOT / name for name in (*SCRIPTS, "scripts/launch.sh")]
+    sourced = ROOT / "scripts" / "slurm_setup.sh"
+    for path in run:
+        assert "set -euo pipefail" in path.read_text()
+        assert os.access(path, os.X_OK), path
+    # What is sourced leaves the options of the shell as they are.
+    assert "\nset " not in sourced.read_text()
+    for path in (*run, sourced):
         text = path.read_text()
         assert text.startswith("#!/usr/bin/env bash\n")
-        assert "set -euo pipefail" in text
-        assert os.access(path, os.X_OK), path
         for word in ("TOKEN", "API_KEY", "printenv", "declare -p", "\nenv"):
             assert word not in text, f"{path}: {word}"
+
+
+def test_U5_the_documented_job_runs_and_its_variables_are_those_of_the_script(
+    recorder: Path, tmp_path: Path
+) -> None:
+    page = (ROOT / "docs" / "slurm.md").read_text()
+    job = next(b for b in re.findall(r"^```bash\n(.*?)^```", page, re.M | re.S) if "#!" in b)
+    script = tmp_path / "job.sh"
+    script.write_text(job.rstrip("\n") + " --dry-run\n")
+    # The page says python, as one has it in an environment that is active.
+    path = f"{recorder.parent}:{os.environ['PATH']}"
+    done = bash(script, cwd=ROOT, PATH=path)
+    assert done.returncode == 0, done.stderr
+    assert "\nPlan of " in done.stdout
+    config = composed(asked(recorder))
+    assert config.trainer.resume_mode == "auto"
+    setup = (ROOT / "scripts" / "slurm_setup.sh").read_text()
+    documented = dict(re.findall(r"^\| `([A-Z_]+)` \| (\d+) \|", page, re.M))
+    assert dict(re.findall(r"\$\{([A-Z_]+):-(\d+)\}", setup)) == documented
+    stop, announced = documented["STOP_WITHIN_S"], re.search(r"USR1@(\d+)", job)
+    assert announced is not None
+    assert int(stop) < int(announced[1])

@@ -2,15 +2,22 @@
 
 import errno
 import json
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from delta_belief_rl.obs import jsonl
+from delta_belief_rl.obs.exits import ExitStatus
 from delta_belief_rl.trainer import checkpoint as ckpt
 from delta_belief_rl.trainer.checkpoint import find_latest, list_valid, load, save
 from delta_belief_rl.types import UserError
+from tests.runs import Trace, play, state_of, words, write_world
 
 pytestmark = pytest.mark.fault
 
@@ -111,6 +118,110 @@ def test_R5_full_or_failing_disk_is_one_sentence_and_the_old_checkpoint_stays(
     assert not list(tmp_path.glob(".tmp-*"))
     save(tmp_path, 2, {"a": b"two"}, {}, run_id="run", keep=1)
     assert [c.step for c in list_valid(tmp_path)] == [2]
+
+
+LIMITED = """
+import resource, sys
+from pathlib import Path
+from delta_belief_rl.obs.disk import DiskRefused
+from delta_belief_rl.trainer import checkpoint as ckpt
+
+root = Path(sys.argv[1])
+ckpt.save(root, 1, {"a": b"one"}, {}, run_id="run")
+resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
+try:
+    ckpt.save(root, 2, {"a": b"x" * 100_000}, {}, run_id="run", keep=1)
+except DiskRefused as error:
+    print(error)
+"""
+
+
+def test_R5_a_write_that_the_system_cuts_short_leaves_the_checkpoint_before_it(
+    tmp_path: Path,
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert "The checkpoint of step 2 could not be written" in done.stdout
+    assert "File too large" in done.stdout
+    latest = find_latest(tmp_path)
+    assert latest is not None
+    assert load(latest.path).read("a") == b"one"
+    assert not list(tmp_path.glob(".*"))
+
+
+SHORT = (
+    "trainer.total_training_steps=2",
+    "trainer.val_before_train=false",
+    "trainer.test_freq=-1",
+    "trainer.final_test=false",
+    "trainer.save_freq=-1",
+)
+
+
+@pytest.mark.slow
+def test_R5_training_goes_on_while_a_checkpoint_is_written_and_a_full_disk_ends_the_run(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out, trace = tmp_path / "run", Trace(threads=True)
+    real_save, real_write = ckpt.save, ckpt._write_synced
+
+    def slow_save(root: Path, step: int, *args: Any, **more: Any) -> Path:
+        end = time.monotonic() + 60
+        while step == 1 and trace.names.count("ActorWorker.update") < 2:
+            assert time.monotonic() < end, "the training waits for the checkpoint"
+            time.sleep(0.01)
+        return real_save(root, step, *args, **more)
+
+    def write(path: Path, data: bytes) -> None:
+        if path.parent.name.startswith(".tmp-2") and path.name == "manifest.json":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real_write(path, data)
+
+    monkeypatch.setattr(ckpt, "save", slow_save)
+    monkeypatch.setattr(ckpt, "_write_synced", write)
+    status, _ = play(words(out, write_world(tmp_path / "tiny.yaml"), *SHORT), trace=trace)
+    assert status == ExitStatus.DISK_FULL
+    shown = capsys.readouterr().err
+    assert "The checkpoint of step 2 could not be written" in shown
+    assert "Traceback" not in shown
+    saved = find_latest(out / "checkpoints")
+    assert saved is not None
+    assert load(saved.path).step == 1
+    assert not list((out / "checkpoints").glob(".*"))
+    # What was kept of step 2 is there until its checkpoint is.
+    assert list((out / "checkpoints").glob("pending_2_*.jsonl"))
+
+
+@pytest.mark.slow
+def test_R5_a_record_that_the_disk_refuses_ends_the_run_in_one_sentence(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out, synced = tmp_path / "run", 0
+
+    def fsync(descriptor: int) -> None:
+        nonlocal synced
+        synced += 1
+        if synced == 3:  # after the beginning of the record and the line of step 1
+            raise OSError(errno.ENOSPC, "No space left on device")
+        os.fsync(descriptor)
+
+    calls = SimpleNamespace(fsync=fsync, replace=os.replace, getpid=os.getpid)
+    monkeypatch.setattr(jsonl, "os", calls)
+    status, _ = play(words(out, write_world(tmp_path / "tiny.yaml"), *SHORT))
+    assert status == ExitStatus.DISK_FULL
+    shown = capsys.readouterr().err
+    assert "The record of step 2 could not be written" in shown
+    assert "Traceback" not in shown
+    assert state_of(out)["run"]["step"] == 1
 
 
 def test_R11_every_single_flipped_byte_of_a_checkpoint_is_noticed(tmp_path: Path) -> None:

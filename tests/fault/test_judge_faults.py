@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
+from ray.exceptions import RayError
 
 from delta_belief_rl.envs.base import JudgeReply, JudgeRequest
 from delta_belief_rl.judge.pool import (
@@ -103,9 +104,12 @@ def test_J5_a_call_that_hangs_misses_its_deadline_and_is_answered_elsewhere() ->
         await asyncio.sleep(60)
         return []
 
-    pool = JudgePool([hangs, Replica()], JudgePoolSettings(deadline=0.02, backoff=0.001))
-    assert ask_all(pool, 1)[0].verdict is Verdict.YES
-    assert pool.stats().timeouts == 1
+    settings = JudgePoolSettings(deadline=0.02, backoff=0.001)
+    # Whatever a transport calls its failures, the deadline is the pool's own.
+    for transport in ((ConnectionError,), (RayError,), ()):
+        pool = JudgePool([hangs, Replica()], settings, failures=transport)
+        assert ask_all(pool, 1)[0].verdict is Verdict.YES
+        assert pool.stats().timeouts == 1
 
 
 def test_J5_when_every_replica_hangs_the_reply_says_what_was_waited_for() -> None:

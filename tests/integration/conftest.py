@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import born, descendants, mentioning
 from tests.runs import ROOT, words, write_world
 
 START_SECONDS = 600.0
@@ -96,43 +97,6 @@ def to_end(out: Path, world: Path, *more: str) -> Finished:
             break
     assert run.process.returncode == 0, output[-4000:]
     return done
-
-
-def born(pid: int) -> str:
-    """Start time of a process in clock ticks; empty when it is gone or a zombie."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return ""
-    return "" if fields[0] == "Z" else fields[19]
-
-
-def descendants(pid: int) -> list[int]:
-    """All processes below one."""
-    parents: dict[int, int] = {}
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parents[int(entry.parent.name)] = int(entry.read_text().rpartition(")")[2].split()[1])
-        except OSError:
-            continue
-    found, front = [], [pid]
-    while front:
-        front = [child for child, parent in parents.items() if parent in front]
-        found += front
-    return found
-
-
-def mentioning(text: str) -> list[int]:
-    """Processes with a text in their command line or environment."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (folder / "cmdline").read_bytes() + (folder / "environ").read_bytes()
-        except OSError:
-            continue
-        if text.encode() in words and born(int(folder.name)):
-            found.append(int(folder.name))
-    return found
 
 
 @pytest.fixture(scope="session")

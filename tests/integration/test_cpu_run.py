@@ -12,11 +12,12 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import RAY_IS_LATE, START_SECONDS, Finished, mentioning, start, to_end
+from conftest import RAY_IS_LATE, START_SECONDS, Finished, start, to_end
 
 from delta_belief_rl.config.compose import from_yaml, load_config
 from delta_belief_rl.obs.jsonl import read_records
 from delta_belief_rl.rollout.store import read_trajectories
+from tests.processes import mentioning
 from tests.runs import ROOT, STEPS, assert_same_run, play, words
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]

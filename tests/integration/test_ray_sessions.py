@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,23 @@ def test_N6_what_has_no_room_is_refused_in_time_with_both_numbers() -> None:
             pools._place("judges", JudgeWorker, places, BookedGpus(()), 1.0, 1)
         with pytest.raises(UserError, match=r"needs 1 GPUs but Ray has only 0 more free"):
             book_gpus(1, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("machines", "gpus", "refused"), [(2, 8, True), (2, 0, False), (1, 8, False)]
+)
+def test_N6_gpus_on_a_cluster_of_several_machines_are_refused_at_once(
+    machines: int, gpus: int, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    nodes = [{"Alive": number < machines} for number in range(3)]
+    monkeypatch.setattr(ray, "init", lambda **_: calls.append("init"))
+    monkeypatch.setattr(ray, "nodes", lambda: nodes)
+    monkeypatch.setattr(ray, "shutdown", lambda: calls.append("shutdown"))
+    told = pytest.raises(UserError, match="has 2 machines") if refused else nullcontext()
+    with told, ray_session(RayInit(address="10.0.0.1:6379"), 1, gpus):
+        calls.append("run")
+    assert calls == (["init", "shutdown"] if refused else ["init", "run", "shutdown"])
 
 
 def test_N3_the_port_of_the_meeting_point_is_taken_from_the_first_moment() -> None:

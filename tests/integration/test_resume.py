@@ -73,6 +73,7 @@ def test_R2_R14_R15_a_run_cut_off_at_any_moment_ends_as_the_straight_one(
     [
         ("MetricsLog.append done", 2),  # the record of step 2 is there, its checkpoint is not
         ("checkpoint.save", 2),
+        ("pending.keep", 1),  # step 2 is played, and its games are nowhere
         ("validation.write_groups done", 1),  # step 2 is validated but has no record
         ("final.write_groups done", 2),  # half of the test of the trained policy
     ],
@@ -83,6 +84,23 @@ def test_R14_a_run_cut_off_between_two_writes_of_one_step_ends_as_the_straight_o
     out, trace = inside
     cut_off_and_resume(tmp_path / "run", tiny_world, index_of(trace, name, occurrence))
     assert_same_run(out, tmp_path / "run")
+
+
+@pytest.mark.slow
+@pytest.mark.fault
+def test_R14_R15_a_run_cut_off_before_an_update_plays_no_game_again_and_skips_no_update(
+    tmp_path: Path, tiny_world: Path, inside: tuple[Path, Trace], capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, straight_trace = inside
+    moment = index_of(straight_trace, "pending.keep done", 1)
+    trace = cut_off_and_resume(tmp_path / "run", tiny_world, moment)
+    assert "step 2: 16 games were played before and are not again" in capsys.readouterr().err
+    before = trace.names[: trace.names.index("ActorWorker.update")]
+    assert "ActorWorker.score" in before
+    assert "EngineWorker.step" not in before
+    assert trace.names.count("ActorWorker.update") == STEPS - 1
+    assert_same_run(out, tmp_path / "run")
+    assert not list((tmp_path / "run" / "checkpoints").glob("*pending*"))
 
 
 @pytest.mark.slow

@@ -1,15 +1,20 @@
 """Checkpoints: what is written is what is read, and what is damaged is not."""
 
+import asyncio
 import json
 import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
+from delta_belief_rl.obs.disk import DiskRefused
 from delta_belief_rl.trainer import checkpoint as ckpt
+from delta_belief_rl.trainer.background import Background
 from delta_belief_rl.trainer.checkpoint import (
     CheckpointDamaged,
+    Kind,
     find_latest,
     lease,
     list_valid,
@@ -202,6 +207,90 @@ def test_R8_pruning_beside_a_reader_that_opens_files_never_raises(tmp_path: Path
     assert steps(tmp_path) == [11]
 
 
+def test_two_recovery_checkpoints_the_milestones_and_the_best_are_kept(tmp_path: Path) -> None:
+    def put_kind(step: int, best: int) -> list[int]:
+        kind = Kind.MILESTONE if step % 4 == 0 else Kind.RECOVERY
+        save(tmp_path, step, {"a": b""}, {}, run_id="run", keep=2, kind=kind, best=best)
+        return steps(tmp_path)
+
+    assert [put_kind(step, 1) for step in (0, 1, 2, 3)][-1] == [0, 1, 2, 3]
+    assert put_kind(4, 1) == [0, 1, 3, 4]
+    assert put_kind(5, 1) == [0, 1, 4, 5]
+    assert put_kind(6, 6) == [0, 4, 5, 6]
+    assert [put_kind(step, 6) for step in (7, 8)][-1] == [4, 6, 7, 8]
+    assert put_kind(9, 6) == [4, 6, 8, 9]
+    assert {c.step: c.kind for c in list_valid(tmp_path)}[9] is Kind.RECOVERY
+
+
+def test_checkpoints_of_before_there_were_kinds_are_milestones(tmp_path: Path) -> None:
+    manifest = put(tmp_path, 1) / "manifest.json"
+    body = json.loads(manifest.read_text())
+    del body["kind"], body["digest"]
+    manifest.write_text(json.dumps(body | {"digest": ckpt._body_digest(body)}))
+    put(tmp_path, 2, keep=2)
+    assert [c.kind for c in list_valid(tmp_path)] == [Kind.MILESTONE] * 2
+
+
+def test_R5_R8_a_clock_that_jumps_changes_neither_the_order_nor_a_lease(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = put(tmp_path, 5)
+    now = time.time()
+    with lease(first):
+        for entry in (first, *first.rglob("*")):
+            os.utime(entry, (now, now))
+        monkeypatch.setattr(ckpt.time, "time", lambda: now - 86400)
+        os.utime(put(tmp_path, 3), (now - 86400, now - 86400))
+        latest = find_latest(tmp_path)
+        assert latest is not None
+        assert latest.step == 3
+        put(tmp_path, 4, keep=1)
+        assert steps(tmp_path) == [5, 4]
+    put(tmp_path, 2, keep=1)
+    assert steps(tmp_path) == [2]
+
+
+# ------------------------------------------------------------------------------------- in a thread
+
+
+def test_H2_what_fails_beside_the_training_is_raised_at_the_next_border() -> None:
+    async def run() -> None:
+        saver, may_end = Background(), threading.Event()
+
+        def fail() -> None:
+            may_end.wait(10)
+            raise DiskRefused("full")
+
+        await saver.start(fail)
+        saver.check()  # it goes on, and so does the training
+        may_end.set()
+        with pytest.raises(DiskRefused):
+            await saver.start(lambda: None)
+        await saver.finish()
+
+    asyncio.run(run())
+
+
+def test_R5_an_exit_waits_for_the_write_whoever_was_cancelled() -> None:
+    written: list[int] = []
+
+    def write() -> None:
+        time.sleep(0.3)
+        written.append(1)
+
+    async def run() -> None:
+        saver = Background()
+        await saver.start(write)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(saver.finish(), 0.01)
+        await saver.finish()
+        assert written == [1]
+        await saver.start(write)
+
+    asyncio.run(run())
+    assert written == [1, 1]
+
+
 # ------------------------------------------------------------------------------------- resume modes
 
 
@@ -223,11 +312,48 @@ def test_R13_must_without_a_checkpoint_is_an_error(tmp_path: Path) -> None:
     assert open_run(tmp_path, "must").checkpoint is not None
 
 
-def test_R11_auto_does_not_pass_over_a_damaged_latest_checkpoint_silently(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["auto", "must"])
+def test_R11_damaged_latest_checkpoints_are_passed_over_said_and_kept(
+    tmp_path: Path, mode: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     put(tmp_path, 1)
     (put(tmp_path, 2) / "adapter.safetensors").write_bytes(b"adapter 3 ")
+    (put(tmp_path, 3) / "manifest.json").write_text("{}")
+    start = open_run(tmp_path, mode)
+    assert start.checkpoint is not None
+    assert start.checkpoint.step == 1
+    told = capsys.readouterr().err.splitlines()
+    assert tuple(told) == start.damaged
+    assert "global_step_3 is damaged, its manifest.json" in told[0]
+    assert "adapter.safetensors does not match its checksum" in told[1]
+    # A second start meets them no more; another damaged one of the same step finds its own name.
+    assert open_run(tmp_path, mode).damaged == ()
+    (put(tmp_path, 2) / "adapter.safetensors").write_bytes(b"adapter 4 ")
+    open_run(tmp_path, mode)
+    put(tmp_path, 4, keep=1)
+    kept = sorted(entry.name for entry in tmp_path.glob(".damaged*"))
+    assert kept == [".damaged-2-0", ".damaged-2-1", ".damaged-3-0"]
+    assert (tmp_path / ".damaged-2-1" / "adapter.safetensors").read_bytes() == b"adapter 4 "
+
+
+@pytest.mark.parametrize("mode", ["auto", "must"])
+def test_R11_where_every_checkpoint_is_damaged_nothing_is_begun_anew(
+    tmp_path: Path, mode: str
+) -> None:
+    (put(tmp_path, 1) / "adapter.safetensors").write_bytes(b"adapter 3 ")
+    (put(tmp_path, 2) / "manifest.json").write_text("{}")
+    for _ in range(2):
+        with pytest.raises(CheckpointDamaged, match="is intact, in global_step_2"):
+            open_run(tmp_path, mode)
+
+
+def test_R11_the_checkpoint_that_is_named_is_not_passed_over(tmp_path: Path) -> None:
+    put(tmp_path, 1)
+    path = put(tmp_path, 2)
+    (path / "adapter.safetensors").write_bytes(b"adapter 3 ")
     with pytest.raises(CheckpointDamaged):
-        open_run(tmp_path, "auto")
+        open_run(tmp_path, "resume_path", path)
+    assert path.is_dir()
 
 
 def test_disable_refuses_a_folder_of_another_run(tmp_path: Path) -> None:

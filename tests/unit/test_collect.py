@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -51,10 +52,13 @@ class Table:
     wins: Callable[[str, int], int]
     batches: list[list[str]] = field(default_factory=list)
     scored: list[int] = field(default_factory=list)
+    asked: Counter[str] = field(default_factory=Counter[str])
+    adapter: str = "checksum"
 
     async def collect(self, tasks: Sequence[Task], games: int, step: int, _s: Any) -> list[Group]:
         assert games == GAMES
         self.batches.append([task.id for task in tasks])
+        self.asked["calls"] += len(tasks)
         return [group_of(task, self.wins(task.id, step), step) for task in tasks]
 
     async def score(self, requests: Sequence[ScoreRequest]) -> list[GameScore]:
@@ -68,7 +72,13 @@ class Table:
         return GameScore(logp, 1.0, {}, beliefs)
 
     def reset_stats(self) -> None:
-        pass
+        self.asked.clear()
+
+    def mark(self) -> tuple[Counter[str], Counter[str]]:
+        return self.asked.copy(), Counter()
+
+    def rewind(self, mark: tuple[Counter[str], Counter[str]]) -> None:
+        self.asked = mark[0].copy()
 
 
 def run_of(
@@ -82,6 +92,7 @@ def run_of(
             f"data.train_batch_size={size}",
             f"actor_rollout_ref.actor.ppo_mini_batch_size={size}",
             "multi_turn.logprob_reward.enabled=false",
+            "trainer.save_rollout=false",
             *overrides,
         ]
     )
@@ -92,9 +103,11 @@ def run_of(
         rollouts=table,
         policy=table,
         judge=table,
+        engines=table,
+        run_id=fakes.make_game(0, 2, 0, "0").run_id,
         shaper=ChannelShaper(reward_settings(cfg)),
         elicit=lambda _secret: fakes.GUESS,
-        progress=SimpleNamespace(set_phase=lambda _name: None),
+        progress=SimpleNamespace(set_phase=lambda _name: None, say=lambda _text: None),
         timers=StepTimers(),
         state=RunState(),
     )
@@ -165,6 +178,23 @@ def test_scores_stay_with_their_games(metric: str, scored: list[int]) -> None:
     for game, score in zip(games, step.scores, strict=True):
         assert (score.logp == -game.token_ids[0]).all()
         assert game.beliefs == (0.0, 0.0, 0.0)
+
+
+def test_R14_a_step_that_is_done_again_plays_only_the_batches_that_were_not_played(
+    tmp_path: Path,
+) -> None:
+    kept = ["trainer.save_rollout=true", f"trainer.default_local_dir={tmp_path}"]
+    straight, table = run_of(odd_wins_one, *OUTCOME, *kept)
+    (whole,) = steps_of(straight, 1)
+    assert table.batches == [["0", "1"], ["2", "3"]]
+    # The first start died while it played the second batch.
+    (tmp_path / "pending_1_1.json").unlink()
+    resumed, again = run_of(odd_wins_one, *OUTCOME, *kept)
+    (step,) = steps_of(resumed, 1)
+    assert again.batches == [["2", "3"]]
+    assert again.asked == table.asked == {"calls": 4}
+    assert (step.groups, step.metrics, step.games) == (whole.groups, whole.metrics, whole.games)
+    assert resumed.state.batches == straight.state.batches == 2
 
 
 def test_R2_what_a_step_draws_depends_on_the_cursor_alone() -> None:

@@ -32,6 +32,7 @@ from delta_belief_rl.trainer.actor import (
 )
 from delta_belief_rl.trainer.packing import UpdatePlan, deal
 from delta_belief_rl.types import TrainBatch
+from tests.runs import assert_same_state
 
 pytestmark = pytest.mark.slow
 
@@ -85,9 +86,9 @@ def scenes(actor: PolicyActor, job: dict[str, Any]) -> dict[str, Any]:
 def resumed(actor: PolicyActor, state: bytes, batch: TrainBatch, plan: UpdatePlan) -> Any:
     """Load a state and make the second update."""
     actor.load_state(parse_state(state))
-    loaded = actor.snapshot()
+    loaded, held = actor.snapshot(), dump_state(actor.state())
     actor.update(fakes.share(batch, plan, actor.rank), 2)
-    return loaded, actor.snapshot()
+    return loaded, held, actor.snapshot()
 
 
 def play(rank: int, port: int, job: dict[str, Any], folder: Path) -> None:
@@ -249,7 +250,8 @@ def test_R11_a_state_of_one_rank_continues_on_two(
     alone: dict[str, Any], pair: list[dict[str, Any]]
 ) -> None:
     for rank in pair:
-        loaded, continued = rank["resumed"]
+        loaded, held, continued = rank["resumed"]
+        assert_same_state(parse_state(held), parse_state(alone["state"]))
         assert loaded.checksum == alone["updates"][0][1].checksum
         assert loaded.version == 1
         fakes.assert_states_close(continued.state, alone["updates"][1][1].state, TOLERANCE)
@@ -260,7 +262,9 @@ def test_R11_a_state_of_two_ranks_continues_on_one(
 ) -> None:
     assert pair[0]["state"] == pair[1]["state"]
     actor = PolicyActor(settings_of(folder / "model"))
-    loaded, continued = resumed(actor, pair[0]["state"], alone["job"]["batch"], alone["halves"])
+    saved = pair[0]["state"]
+    loaded, held, continued = resumed(actor, saved, alone["job"]["batch"], alone["halves"])
+    assert_same_state(parse_state(held), parse_state(saved))
     assert loaded.checksum == pair[0]["updates"][0][1].checksum
     fakes.assert_states_close(continued.state, alone["updates"][1][1].state, TOLERANCE)
 

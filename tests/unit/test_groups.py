@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import ray
 import torch
 import training_fakes as fakes
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ray.exceptions import ActorDiedError
 
 from delta_belief_rl.algo.shapers.channels import build_table
 from delta_belief_rl.belief.branched import ScoreRequest
@@ -23,6 +25,7 @@ from delta_belief_rl.cluster.groups import (
     merge_pairs,
     rank_steps,
 )
+from delta_belief_rl.engines.pump import EngineLost
 from delta_belief_rl.models.loading import (
     adapter_state,
     add_lora,
@@ -49,7 +52,10 @@ class Method:
 
     def remote(self, *args: Any) -> asyncio.Future[Any]:
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        future.set_result(self._call(*args))
+        try:
+            future.set_result(self._call(*args))
+        except ActorDiedError as error:
+            future.set_exception(error)
         return future
 
 
@@ -282,6 +288,77 @@ def test_M3_a_replica_that_stays_awake_stops_the_run_before_the_ranks_take_memor
     group = RayEngineGroup([Handle(replica) for replica in replicas], PROBE, BOUND, sleeps=True)
     with pytest.raises(SyncMismatch, match="engine 1 of 2 is ready after it was told to sleep"):
         asyncio.run(group.rest())
+
+
+@dataclass
+class Mortal(Sleeper):
+    """A replica that is gone from some call on."""
+
+    dies_in: str = ""
+
+    def sleep(self) -> str:
+        if self.dies_in == "sleep":
+            raise ActorDiedError()
+        return super().sleep()
+
+    def wake(self) -> None:
+        if self.dies_in == "wake":
+            raise ActorDiedError()
+        super().wake()
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("dies_in", ["sleep", "wake"])
+def test_H12_a_replica_that_dies_asleep_is_replaced_when_games_need_it(
+    dies_in: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[Any] = []
+    monkeypatch.setattr(ray, "kill", ended.append)
+    old, judge, fresh, trainer = (
+        Mortal(dies_in=dies_in),
+        Mortal(dies_in="wake"),
+        Sleeper(),
+        Policy(),
+    )
+    started: list[int] = []
+
+    async def restart(lane: int) -> Any:
+        started.append(lane)
+        return Handle(fresh)
+
+    handle = Handle(old)
+    group = RayEngineGroup(
+        [Handle(Sleeper()), handle],
+        PROBE,
+        BOUND,
+        sleeps=True,
+        judges=[Handle(judge)],
+        restart=restart,
+    )
+
+    async def play() -> None:
+        await group.sync(trainer)
+        await group.rest()
+        # The ranks may need the memory, so nothing is started yet.
+        assert started == []
+        await group.sync(trainer)
+
+    asyncio.run(play())
+    assert started == [1]
+    assert ended == [handle]
+    assert fresh.calls == ["sync"]
+    assert group.lost == {}
+
+
+@pytest.mark.fault
+def test_H12_a_lost_replica_that_nothing_replaces_is_a_failure_with_its_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ray, "kill", lambda actor: None)
+    group = RayEngineGroup([Handle(Sleeper()), Handle(Sleeper())], PROBE, BOUND)
+    group.note_lost({1: "died"})
+    with pytest.raises(EngineLost, match=r"^Policy engine 1 of 2 died\.$"):
+        sync(group, Policy())
 
 
 def test_judges_on_the_same_gpus_sleep_and_wake_with_the_engines() -> None:

@@ -32,7 +32,7 @@ OWNERS = {
     "ray": "cluster/",
     "vllm": "engines/vllm_engine.py",
     "wandb": "obs/wandb_mirror.py",
-    "huggingface_hub": "cli/export.py",
+    "huggingface_hub": "cli/hub.py",
 }
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -246,10 +246,12 @@ def test_H8_nothing_forks() -> None:
 
 def test_J6_signals_are_handled_in_one_file_that_the_driver_calls() -> None:
     """Handlers and alarms work in a main thread only, and a worker's calls run in others."""
+    # A program of its own that gives signals their defaults back before it becomes another one.
+    allowed = {"obs/exits.py", "cli/leash.py"}
     wrong = []
     for path in package_files():
         text = path.read_text(encoding="utf-8")
         name = path.relative_to(PACKAGE).as_posix()
-        if re.search(r"signal\.(signal|alarm|setitimer)\(", text) and name != "obs/exits.py":
+        if re.search(r"signal\.(signal|alarm|setitimer)\(", text) and name not in allowed:
             wrong.append(name)
     assert wrong == []

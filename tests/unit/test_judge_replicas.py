@@ -18,6 +18,7 @@ from delta_belief_rl.cluster.judges import (
     restart_teller,
     tell_self_tests,
 )
+from delta_belief_rl.cluster.members import Roster, Whereabouts
 from delta_belief_rl.config.schema_judge import SelfTest
 from delta_belief_rl.engines.pump import EngineFailure
 from delta_belief_rl.envs.base import JudgeReply, JudgeRequest
@@ -47,6 +48,14 @@ class Actor:
         self.name, self.report, self.hangs = name, report, hangs
         self.dead = False
         self.answer, self.self_test = Method(self._answer), Method(self._self_test)
+        self.present = Method(self._present)
+
+    async def _present(self) -> Whereabouts:
+        if self.hangs:
+            await asyncio.sleep(60)
+        if self.dead:
+            raise ActorDiedError()
+        return Whereabouts(1, self.name)
 
     async def _answer(self, requests: list[JudgeRequest]) -> list[JudgeReply]:
         if self.hangs:
@@ -122,7 +131,7 @@ def test_a_dead_replica_is_replaced_in_its_own_place(
     replicas = JudgeReplicas.start(places, "settings")
 
     async def replace() -> str:
-        call = await replicas.restarter(5.0, least)(1)
+        call = await replicas.restarter(5.0, least, Roster())(1)
         return (await call([REQUEST]))[0].text
 
     assert asyncio.run(replace()) == "c"
@@ -133,7 +142,7 @@ def test_a_dead_replica_is_replaced_in_its_own_place(
 def test_Q2_Q6_a_replica_that_comes_back_broken_is_not_used(killed: list[str]) -> None:
     replicas = JudgeReplicas.start([Place(Actor("a"), Actor("b", BAD))], "settings")
     with pytest.raises(ReplicaGone, match=r"2 of 4 plain facts answered rightly \(50%\)"):
-        asyncio.run(replicas.restarter(5.0, 0.8)(0))  # type: ignore[arg-type]
+        asyncio.run(replicas.restarter(5.0, 0.8, Roster())(0))  # type: ignore[arg-type]
     assert killed == ["b"]
 
 
@@ -143,12 +152,22 @@ def test_J5_a_replica_that_does_not_come_up_in_time_is_ended(
 ) -> None:
     replicas = JudgeReplicas.start([Place(Actor("a"), Actor("b", hangs=True))], "settings")
     with pytest.raises(ReplicaGone, match=r"did not start within 0\.01 s"):
-        asyncio.run(replicas.restarter(0.01, least)(0))  # type: ignore[arg-type]
+        asyncio.run(replicas.restarter(0.01, least, Roster())(0))  # type: ignore[arg-type]
     assert killed == ["b"]
 
 
 def records(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_H12_a_replica_that_hangs_is_ended_and_a_dead_one_is_left_to_its_pool(
+    killed: list[str],
+) -> None:
+    actors = [Actor("a"), Actor("b", hangs=True), Actor("c")]
+    actors[2].dead = True
+    replicas = JudgeReplicas.start([Place(actor) for actor in actors], "settings")
+    asyncio.run(replicas.check(0.01))
+    assert killed == ["b"]
 
 
 def test_Q2_Q3_self_tests_are_printed_and_recorded_and_then_judged(

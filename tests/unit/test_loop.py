@@ -13,8 +13,8 @@ from delta_belief_rl.obs.exits import ExitStatus
 from delta_belief_rl.obs.jsonl import read_records
 from delta_belief_rl.rollout.driver import RolloutDriver
 from delta_belief_rl.rollout.store import read_trajectories
-from delta_belief_rl.trainer.loop import due
 from delta_belief_rl.trainer.services import Services
+from delta_belief_rl.trainer.steps import due
 from delta_belief_rl.types import Trajectory
 from tests.runs import STEPS, Trace, games_of, metrics_of, play, state_of, words, write_world
 

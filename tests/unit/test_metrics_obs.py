@@ -1,7 +1,6 @@
-"""Sums, timers, progress and heartbeat."""
+"""Sums, timers and progress."""
 
 import io
-import threading
 
 import numpy as np
 import pytest
@@ -9,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delta_belief_rl.obs.metrics import MetricSums, StepTimers, perf_metrics, token_timings
-from delta_belief_rl.obs.progress import ProgressView, Pulse, format_seconds, heartbeat, split_text
+from delta_belief_rl.obs.progress import ProgressView, format_seconds, split_text
 
 
 @given(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=40), st.integers(1, 5))
@@ -130,23 +129,3 @@ def test_on_a_terminal_progress_is_one_line_in_place(monkeypatch: pytest.MonkeyP
         view.say("a line that stays")
     assert "a line that stays" in stream.getvalue()
     assert "\x1b[" in stream.getvalue()
-
-
-def test_H11_heartbeat_tells_phase_calls_and_oldest_age_while_the_main_thread_waits() -> None:
-    lines: list[str] = []
-    twice = threading.Event()
-
-    def say(text: str) -> None:
-        lines.append(text)
-        if len(lines) >= 2:
-            twice.set()
-
-    pulse = Pulse("rollout", outstanding=3, oldest_seconds=41.6, detail="games 5/8")
-    with heartbeat(lambda: pulse, say, seconds=0.01):
-        assert twice.wait(20)
-    assert lines[0] == "heartbeat: rollout, 3 calls outstanding, oldest 42 s, games 5/8"
-    assert not [t for t in threading.enumerate() if t.name == "heartbeat"]
-
-
-def test_heartbeat_without_calls_speaks_of_no_age() -> None:
-    assert Pulse("update").line() == "heartbeat: update, 0 calls outstanding"

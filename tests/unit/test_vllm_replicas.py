@@ -20,8 +20,9 @@ from delta_belief_rl.engines.base import (
     FinishReason,
     GenRequest,
     SamplingParams,
+    TailRequest,
 )
-from delta_belief_rl.engines.pump import EngineFailure, EngineRouter
+from delta_belief_rl.engines.pump import EngineFailure, EngineLost, EngineRouter
 from delta_belief_rl.trainer.crosscheck import BOUNDS
 from delta_belief_rl.trainer.vllm_policy import engine_format
 
@@ -203,6 +204,44 @@ def test_H2_a_replica_that_dies_is_an_error_of_every_game_that_waits(
     for told in asyncio.run(play()):
         assert isinstance(told, EngineFailure)
         assert said in str(told)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "lost"),
+    [
+        (ActorDiedError(), True),
+        (RayTaskError("generate", "trace", EngineLost("the engine core died")), True),
+        (RayTaskError("generate", "trace", EngineFailure("one answer is missing")), False),
+    ],
+)
+def test_H12_a_replica_whose_process_or_engine_is_gone_is_lost_and_can_be_replaced(
+    outcome: Exception, lost: bool
+) -> None:
+    async def play() -> EngineRouter:
+        router = EngineRouter([RemoteEngine(Replica(None)), RemoteEngine(Replica(outcome))])
+        router.bind("g0", 1)
+        with pytest.raises(EngineFailure):
+            await router.score_all([TailRequest("g0", (1, 2), 1)])
+        return router
+
+    router = asyncio.run(play())
+    assert list(router.lost()) == ([1] if lost else [])
+    router.replace(1, RemoteEngine(Replica(None)))
+    assert router.lost() == {}
+    assert router.sessions() == [0, 0]
+
+
+def test_H12_a_request_that_an_engine_died_at_tells_of_the_loss() -> None:
+    async def generate(request: GenRequest) -> Completion:
+        raise EngineLost("the engine core died")
+
+    async def play() -> RemoteEngine:
+        engine = RemoteEngine(Worker(generate))
+        with pytest.raises(EngineLost, match="core died"):
+            await engine.generate(REQUEST)
+        return engine
+
+    assert isinstance(asyncio.run(play()).failure, EngineLost)
 
 
 def test_on_cpus_the_engine_takes_the_trainers_format() -> None:

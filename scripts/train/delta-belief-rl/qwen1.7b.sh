@@ -6,7 +6,9 @@
 #SBATCH --gpus-per-node=2
 #SBATCH --cpus-per-task=16
 #SBATCH --time=72:00:00
-#SBATCH --signal=B:TERM@120
+#SBATCH --signal=B:USR1@180
+#SBATCH --requeue
+#SBATCH --open-mode=append
 #
 # Belief rewards, Qwen3-1.7B, two GPUs.
 #

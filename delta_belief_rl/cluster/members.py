@@ -1,0 +1,108 @@
+"""The workers of a run as processes: who is where, who answers, and ending one for good.
+
+Every worker has the method ``present``, which costs nothing. Its answer is a sign of life, and says
+which process on which machine the worker is; ``events.jsonl`` has it as the event ``workers``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import ray
+from ray.exceptions import RayError
+
+from delta_belief_rl.cluster.stacks import answer_as_worker
+from delta_belief_rl.obs.events import EventLog
+
+Role = Literal["rank", "engine", "judge"]
+
+DIED = "died"
+SILENT = "gave no sign of life"
+
+
+@dataclass(frozen=True, slots=True)
+class Whereabouts:
+    """A worker's process.
+
+    Attributes:
+        pid: Its number on its machine.
+        node: Address of the machine.
+    """
+
+    pid: int
+    node: str
+
+
+class Present:
+    """What every worker answers, however it works."""
+
+    def present(self) -> Whereabouts:
+        """Which process this is; from the first call on it answers SIGUSR1 with its stacks."""
+        answer_as_worker(type(self).__name__)
+        return Whereabouts(os.getpid(), ray.util.get_node_ip_address())
+
+
+class Roster:
+    """Which process each worker of a run is, those that were started again in their place."""
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[Role, int], Whereabouts] = {}
+        self._events: EventLog | None = None
+
+    def note(self, role: Role, index: int, where: Whereabouts) -> None:
+        """Take down a worker that has just started."""
+        self._held[role, index] = where
+
+    def tell(self, events: EventLog, step: int | None = None) -> None:
+        """Record all workers as they are now, and from now on whenever one was replaced."""
+        self._events = events
+        self.tell_again(step)
+
+    def tell_again(self, step: int | None = None) -> None:
+        """Record all workers anew, where they were recorded before."""
+        if self._events is None:
+            return
+        workers = [
+            {"role": role, "index": index, "pid": where.pid, "node": where.node}
+            for (role, index), where in self._held.items()
+        ]
+        self._events.write("workers", step, workers=workers)
+
+
+async def missing(actors: Sequence[Any], seconds: float) -> dict[int, str]:
+    """Ask workers for a sign of life.
+
+    Args:
+        actors: Handles.
+        seconds: That they have for it, all at the same time.
+
+    Returns:
+        For each that gave none, by its place, ``DIED`` or ``SILENT``.
+    """
+
+    async def ask(actor: Any) -> str:
+        try:
+            async with asyncio.timeout(seconds):
+                await actor.present.remote()
+        except TimeoutError:
+            return SILENT
+        except RayError:
+            return DIED
+        return ""
+
+    answers = await asyncio.gather(*(ask(actor) for actor in actors))
+    return {index: why for index, why in enumerate(answers) if why}
+
+
+def end(actor: Any) -> None:
+    """End a worker that is of no more use; one that is gone already is left alone.
+
+    One that is stopped cannot hear it; Ray's own process on its machine then kills it, after 5 s.
+    """
+    with suppress(RayError):
+        ray.kill(actor)

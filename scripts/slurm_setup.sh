@@ -1,0 +1,231 @@
+#!/usr/bin/env bash
+# Prepares a job on this machine, inside a batch system or outside one, and runs commands in it:
+#
+#   source scripts/slurm_setup.sh
+#   job_run python train.py experiment=paper_qwen1.7b
+#
+# Sourcing prints what the job may use, refuses GPUs that somebody else is on, and makes a private
+# folder for Ray (RAY_TMPDIR), which goes when the shell ends. A second time does nothing.
+# job_run waits for the command and has its exit status; a signal of the batch system reaches the
+# command, and only the command, as SIGTERM. After SIGUSR1, by which the system announces the end
+# of the job's time, the job is put back into the queue.
+#
+#   GPU_BUSY_MIB   a GPU with so much memory in use counts as taken           (1024)
+#   GPU_WAIT_S     seconds that a GPU has to become free                      (30)
+#   STOP_WITHIN_S  seconds that the command has after SIGUSR1, then it is killed (150)
+#   REQUEUE        0: leave the job out of the queue                          (1)
+#
+# Ends with status 2 and one sentence where the job cannot run.
+
+job_say() {
+  echo "slurm_setup.sh: $1" >&2
+}
+
+# --- what the job may use -------------------------------------------------------------------------
+
+# CPUs of the allocation: the least of what the batch system, the affinity and the cgroup grant.
+job_count_cpus() {
+  local asked="${SLURM_CPUS_PER_TASK:-${SLURM_CPUS_ON_NODE:-}}" quota='' period=''
+  # nproc takes a number of OpenMP threads for one of CPUs.
+  job_cpus="$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc)"
+  if [[ $asked =~ ^[0-9]+$ ]] && ((asked < job_cpus)); then
+    job_cpus=$asked
+  fi
+  if [[ -r /sys/fs/cgroup/cpu.max ]]; then
+    read -r quota period </sys/fs/cgroup/cpu.max || :
+  fi
+  if [[ $quota =~ ^[0-9]+$ && $period =~ ^[0-9]+$ ]] && ((quota < job_cpus * period)); then
+    job_cpus=$((quota / period > 0 ? quota / period : 1))
+  fi
+}
+
+job_ask_gpu() {
+  timeout 30 nvidia-smi "$@" --format=csv,noheader,nounits 2>/dev/null
+}
+
+# GPUs of the job as nvidia-smi knows them: those of CUDA_VISIBLE_DEVICES, else all that it shows.
+job_find_gpus() {
+  local text=''
+  job_gpus=()
+  if ! text="$(job_ask_gpu --query-gpu=index)" || [[ -z $text ]]; then
+    return 0
+  fi
+  # Beside CUDA_VISIBLE_DEVICES they only contradict.
+  unset ROCR_VISIBLE_DEVICES HIP_VISIBLE_DEVICES GPU_DEVICE_ORDINAL
+  # So that a number means the same GPU to CUDA as to nvidia-smi.
+  export CUDA_DEVICE_ORDER="${CUDA_DEVICE_ORDER:-PCI_BUS_ID}"
+  if [[ -n ${CUDA_VISIBLE_DEVICES+set} ]]; then
+    IFS=', ' read -r -a job_gpus <<<"$CUDA_VISIBLE_DEVICES"
+  else
+    mapfile -t job_gpus <<<"$text"
+  fi
+  if [[ ${job_gpus[*]:-} == -1 ]]; then
+    job_gpus=()
+  fi
+  if [[ ${SLURM_GPUS_ON_NODE:-} =~ ^[0-9]+$ ]] && ((${#job_gpus[@]} > SLURM_GPUS_ON_NODE)); then
+    job_say "CUDA_VISIBLE_DEVICES names ${#job_gpus[@]} GPUs and the job has $SLURM_GPUS_ON_NODE\
+ on this node: ask for more, or name fewer"
+    return 2
+  fi
+}
+
+# Who is on a GPU, in words.
+job_holders() {
+  local words='' line=()
+  while IFS=', ' read -r -a line; do
+    if [[ ${line[0]:-} =~ ^[0-9]+$ ]]; then
+      words+="${words:+ and }process ${line[0]} (${line[1]:-?} MiB)"
+    fi
+  done < <(job_ask_gpu -i "$1" --query-compute-apps=pid,used_memory || :)
+  echo "${words:-processes that cannot be seen from here}"
+}
+
+# Memory of a process that has just ended is given back within seconds, hence the wait.
+job_check_gpus() {
+  local gpu used limit="${GPU_BUSY_MIB:-1024}" last=$((SECONDS + ${GPU_WAIT_S:-30}))
+  for gpu in ${job_gpus[@]+"${job_gpus[@]}"}; do
+    while used="$(job_ask_gpu -i "$gpu" --query-gpu=memory.used)" && [[ $used =~ ^[0-9]+$ ]]; do
+      if ((used < limit)); then
+        continue 2
+      fi
+      if ((SECONDS >= last)); then
+        job_say "GPU $gpu has $used MiB in use by $(job_holders "$gpu"): end what is on it, name\
+ other GPUs in CUDA_VISIBLE_DEVICES, or raise GPU_BUSY_MIB ($limit)"
+        return 2
+      fi
+      sleep 1
+    done
+    job_say "the memory of GPU $gpu cannot be asked for and is not checked"
+  done
+}
+
+# --- Ray's folder ---------------------------------------------------------------------------------
+
+# Ray puts Unix sockets into it, whose paths may have 107 bytes, 64 of which are Ray's own.
+job_make_folder() {
+  local place tried=''
+  for place in "${RAY_TMPDIR:-}" "${SLURM_TMPDIR:-}" "${TMPDIR:-}" /tmp /var/tmp /dev/shm; do
+    place="${place%/}"
+    if [[ $place != /* ]] || ((${#place} + 9 + 64 > 107)); then
+      continue
+    fi
+    if job_folder="$(mktemp -d "$place/r.XXXXXX" 2>/dev/null)"; then
+      export RAY_TMPDIR="$job_folder"
+      return 0
+    fi
+    tried+="${tried:+, }$place"
+  done
+  job_say "no folder for Ray can be made in any of $tried: set TMPDIR to a writable folder of at\
+ most 34 characters"
+  return 2
+}
+
+job_remove_folder() {
+  if [[ -n ${job_folder:-} ]]; then
+    rm -rf -- "$job_folder"
+    job_folder=''
+  fi
+}
+
+# What the shell was to do at its end, it still does.
+job_remove_folder_at_exit() {
+  local before=()
+  eval "before=($(trap -p EXIT))"
+  # shellcheck disable=SC2064  # what is known now is meant
+  trap "${before[2]:+${before[2]}$'\n'}job_remove_folder" EXIT
+}
+
+job_setup() {
+  local where="${SLURM_JOB_ID:+job $SLURM_JOB_ID on }"
+  job_count_cpus
+  job_find_gpus || return
+  job_check_gpus || return
+  job_make_folder || return
+  job_remove_folder_at_exit
+  echo "$where${SLURMD_NODENAME:-$(uname -n)}: $job_cpus CPUs, ${#job_gpus[@]} GPUs\
+${job_gpus[*]:+ (${job_gpus[*]})}, Ray in $job_folder"
+}
+
+# --- a command of the job -------------------------------------------------------------------------
+
+job_pass_on() {
+  job_woken=1
+  # The announcement stays what it is when the end itself follows it.
+  if [[ $job_signal != USR1 ]]; then
+    job_signal="$1"
+  fi
+  if [[ -n $job_pid ]]; then
+    kill -TERM "$job_pid" 2>/dev/null || :
+  fi
+}
+
+# Waits for the command, of which a signal to this shell would make ``wait`` lose sight.
+job_wait() {
+  local last
+  while :; do
+    job_woken='' job_status=0
+    wait "$job_pid" || job_status=$?
+    if [[ -z $job_woken ]]; then
+      return 0
+    fi
+    if [[ $job_signal == USR1 ]]; then
+      last=$((SECONDS + ${STOP_WITHIN_S:-150}))
+      while kill -0 "$job_pid" 2>/dev/null && ((SECONDS < last)); do
+        sleep 1
+      done
+      if kill -KILL "$job_pid" 2>/dev/null; then
+        job_say "the run did not stop within ${STOP_WITHIN_S:-150} s and was killed"
+      fi
+    fi
+  done
+}
+
+job_requeue() {
+  if [[ -z ${SLURM_JOB_ID:-} || ${REQUEUE:-1} == 0 ]]; then
+    return 0
+  fi
+  # The batch system may end this shell at once.
+  job_remove_folder
+  job_say "job $SLURM_JOB_ID goes back into the queue"
+  scontrol requeue "$SLURM_JOB_ID" || job_say "job $SLURM_JOB_ID could not be put back"
+}
+
+# job_run COMMAND...: its exit status; 143 where it was asked to end.
+job_run() {
+  local before
+  before="$(trap -p INT HUP TERM USR1)"
+  job_pid='' job_signal='' job_woken=''
+  trap 'job_pass_on USR1' USR1
+  trap 'job_pass_on TERM' TERM
+  trap 'job_pass_on HUP' HUP
+  # Ctrl-C reaches the command from the terminal.
+  trap 'job_woken=1' INT
+  # Where this shell itself is killed, the kernel asks the command to end.
+  if command -v setpriv >/dev/null; then
+    set -- setpriv --pdeathsig TERM -- "$@"
+  fi
+  # bash makes what runs in the background deaf to Ctrl-C. The end of the terminal is told by us.
+  (
+    trap - INT
+    trap '' HUP
+    exec "$@"
+  ) &
+  job_pid=$!
+  if [[ -n $job_signal ]]; then
+    kill -TERM "$job_pid" 2>/dev/null || :
+  fi
+  job_wait
+  # A job that somebody cancels gets no announcement, and stays out of the queue.
+  if [[ $job_signal == USR1 && ($job_status == 143 || $job_status == 137) ]]; then
+    job_requeue
+  fi
+  job_pid=''
+  trap - INT HUP TERM USR1
+  eval "$before"
+  return "$job_status"
+}
+
+if [[ ${job_shell:-} != "$BASHPID" ]]; then
+  job_setup || return
+  job_shell=$BASHPID
+fi
