@@ -33,6 +33,7 @@ from delta_belief_rl.trainer.checkpoint import (
     TRACKER,
     Checkpoint,
     CheckpointDamaged,
+    Kind,
     lease,
     list_valid,
     load,
@@ -73,7 +74,7 @@ def say(text: str) -> None:
 
 
 def upload(run_dir: Path, hub: Hub, private: bool = True) -> tuple[list[int], list[str]]:
-    """Copy every complete checkpoint that the hub does not have, one commit each.
+    """Copy every complete checkpoint that lasts and that the hub does not have, one commit each.
 
     Args:
         run_dir: A run's folder, or its folder of checkpoints.
@@ -88,7 +89,7 @@ def upload(run_dir: Path, hub: Hub, private: bool = True) -> tuple[list[int], li
     """
     root = checkpoint_root(run_dir)
     run_id = read_run_id(root)
-    if run_id is None or not (waiting := list_valid(root)):
+    if run_id is None or not (waiting := lasting(root)):
         return [], []
     there = hub.files(run_id)
     if not there:
@@ -108,6 +109,15 @@ def upload(run_dir: Path, hub: Hub, private: bool = True) -> tuple[list[int], li
             if saved.path.is_dir():
                 problems.append(str(error))
     return done, problems
+
+
+def lasting(root: Path) -> list[Checkpoint]:
+    """The valid checkpoints but those that only stand until the next ones are written."""
+    return [
+        saved
+        for saved in list_valid(root)
+        if saved.kind is Kind.MILESTONE or saved.meta.get("best", {}).get("step") == saved.step
+    ]
 
 
 def _upload_one(
@@ -208,7 +218,7 @@ def verify(root: Path, hub: Hub) -> list[Row]:
         def fetch(path: str) -> Path:
             return hub.download(path, Path(scratch), revision)
 
-        here = {saved.step: saved for saved in list_valid(root) if saved.run_id == run_id}
+        here = {saved.step: saved for saved in lasting(root) if saved.run_id == run_id}
         for step in sorted(here.keys() | _steps(run_id, there)):
             folder = remote_folder(run_id, step)
             saved = here.get(step)
@@ -412,7 +422,7 @@ def _table(rows: list[Row]) -> Result:
 VERB = Verb(
     name="backup",
     help="Copy a run's checkpoints to the Hugging Face hub, compare them, bring them back.",
-    example="delta-belief backup upload outputs/delta_belief_rl/quickstart me/runs --watch 600",
+    example="delta-belief backup upload outputs/quickstart/delta_belief me/runs --watch 600",
     add_arguments=_add_arguments,
     run=_run,
 )

@@ -54,7 +54,7 @@ def _run(args: argparse.Namespace) -> Result:
 VERB = Verb(
     name="export",
     help="Write a checkpoint's policy as a PEFT adapter or a whole model, and compare it.",
-    example="delta-belief export outputs/delta_belief_rl/quickstart/checkpoints/global_step_30 out",
+    example="delta-belief export outputs/quickstart/delta_belief/checkpoints/global_step_30 out",
     add_arguments=_add_arguments,
     run=_run,
 )

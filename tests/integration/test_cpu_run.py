@@ -83,9 +83,12 @@ def test_tokens_in_the_record_are_those_of_the_games(straight: Finished) -> None
         assert all(game.beliefs and len(game.beliefs) == game.num_turns + 1 for game in games)
 
 
-def test_events_say_how_the_run_began_and_ended(straight: Finished) -> None:
-    events = read_records(straight.out / "events.jsonl")
-    assert [(event["kind"], event["step"]) for event in events] == [("start", 0), ("end", STEPS)]
+def test_events_say_how_the_run_began_who_worked_and_how_it_ended(straight: Finished) -> None:
+    start, workers, end = read_records(straight.out / "events.jsonl")
+    assert [event["kind"] for event in (start, workers, end)] == ["start", "workers", "end"]
+    roles = {(worker["role"], worker["index"]) for worker in workers["workers"]}
+    assert {("rank", 0), ("engine", 0), ("judge", 0)} <= roles
+    assert (end["step"], end["status"], end["cause"]) == (STEPS, 0, "done")
 
 
 def test_H3_H4_no_process_and_no_scratch_file_of_a_run_remains(straight: Finished) -> None:

@@ -59,12 +59,20 @@ def run_dir(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def put(root: Path, step: int, keep: int | None = None, text: str = "") -> Path:
+def put(
+    root: Path,
+    step: int,
+    keep: int | None = None,
+    text: str = "",
+    kind: checkpoint.Kind = checkpoint.Kind.MILESTONE,
+    best: int = -1,
+) -> Path:
     files: dict[str, checkpoint.Content] = {
         "actor/state.pt": f"weights {step} {text}".encode() * 50,
         "credit.json": json.dumps({"step": step}).encode(),
     }
-    return checkpoint.save(root, step, files, {"config": ""}, run_id="r1", keep=keep)
+    meta = {"config": "", "best": {"step": best}}
+    return checkpoint.save(root, step, files, meta, run_id="r1", keep=keep, kind=kind, best=best)
 
 
 def opened(told: list[str] | None = None) -> Hub:
@@ -73,6 +81,16 @@ def opened(told: list[str] | None = None) -> Hub:
 
 def commits(server: FakeHub) -> list[str]:
     return server.repositories[REPO].commits[1:]
+
+
+def test_F3_what_stands_only_until_the_next_save_is_not_copied(
+    server: FakeHub, run_dir: Path
+) -> None:
+    root, recovery = checkpoint_root(run_dir), checkpoint.Kind.RECOVERY
+    put(root, 3, kind=recovery, best=3)
+    put(root, 4, kind=recovery, best=3)
+    assert upload(run_dir, opened()) == ([1, 2, 3], [])
+    assert {row.step for row in verify(root, opened())} == {1, 2, 3}
 
 
 def test_F3_every_checkpoint_is_one_commit_of_all_its_files(server: FakeHub, run_dir: Path) -> None:
