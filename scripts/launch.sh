@@ -16,31 +16,16 @@
 # and after the run, and when a batch system cuts it short, is in scripts/slurm_setup.sh.
 set -euo pipefail
 
-fail() {
-  echo "$(basename "$0"): $1" >&2
-  exit 2
-}
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+# shellcheck source=scripts/find_python.sh
+source "$root/scripts/find_python.sh"
 
 [[ $# -ge 1 ]] || fail "an experiment is needed: scripts/launch.sh EXPERIMENT [key=value ...]"
 experiment="$1"
 shift
 
-root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 cd "$root"
-
-python="${PYTHON:-}"
-if [[ -z $python ]]; then
-  python=python3
-  if [[ -x .venv/bin/python ]]; then
-    python="$root/.venv/bin/python"
-  fi
-fi
-command -v "$python" >/dev/null 2>&1 ||
-  fail "there is no Python at '$python': install Python 3.11 or newer, or set PYTHON"
-"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 ||
-  fail "'$python' is no Python 3.11 or newer: set PYTHON to one"
-"$python" -c 'import delta_belief_rl.cli.front' >/dev/null 2>&1 ||
-  fail "'$python' lacks the package: run $python -m pip install -e '$root'"
+find_python "$root" delta_belief_rl.cli.front
 
 settings=()
 

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.fault
 ATTEMPTS, RAY_IS_LATE = 3, "timed out during startup"
 """Ray gives its own processes 30 seconds, which a busy machine may exceed."""
 
-GONE_SECONDS = 60.0
+GONE_SECONDS = 240.0
 """Longest that anything may outlive the driver."""
 
 DRIVER = """
@@ -118,7 +118,7 @@ def driver(logs: Path) -> Iterator[Driver]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("cause", "status"),
     [("SIGKILL", -signal.SIGKILL), ("SIGTERM", 143), ("exception", 1), ("gcs_server", 1)],
@@ -150,7 +150,7 @@ def test_H3_H4_nothing_is_left_after_any_end_of_the_driver(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_H11_sigusr1_writes_the_stacks_of_driver_and_workers_and_the_run_goes_on(
     tmp_path: Path,
 ) -> None:

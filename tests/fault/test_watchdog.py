@@ -22,7 +22,7 @@ from delta_belief_rl.cli.leash import born, members
 pytestmark = pytest.mark.fault
 
 ROOT = Path(__file__).resolve().parents[2]
-LIMIT_SECONDS = 30.0
+LIMIT_SECONDS = 120.0
 
 # Does what line n of its plan says when it is started for the n-th time. A ``facts`` entry makes
 # it a run that says which folder is its own.

@@ -11,6 +11,7 @@ from ray.exceptions import RayError
 from delta_belief_rl.cluster import pools
 from delta_belief_rl.cluster.gpus import BookedGpus
 from delta_belief_rl.cluster.judges import JudgeReplicas
+from delta_belief_rl.cluster.members import Roster
 from delta_belief_rl.cluster.ray_app import ray_session
 from delta_belief_rl.cluster.workers import JudgeWorker
 from delta_belief_rl.config.plan import Placement
@@ -40,7 +41,7 @@ def test_J1_a_killed_judge_is_replaced_and_the_new_one_answers_alone() -> None:
             replicas.calls(),
             SETTINGS,
             failures=(RayError,),
-            restart=replicas.restarter(START_SECONDS, None),
+            restart=replicas.restarter(START_SECONDS, None, Roster()),
         )
 
         async def ask(count: int) -> set[Verdict]:

@@ -64,7 +64,7 @@ def test_R1_H6_a_run_that_is_killed_twice_under_the_watchdog_ends_as_the_straigh
                 killed.append(facts.pid)
                 os.kill(facts.pid, signal.SIGKILL)
             time.sleep(0.05)
-        _, said = watchdog.communicate(timeout=30)
+        _, said = watchdog.communicate(timeout=120)
     finally:
         if watchdog.poll() is None:
             watchdog.kill()

@@ -21,6 +21,7 @@ from owner import engine_pids
 from delta_belief_rl.cli.front import prepare
 from delta_belief_rl.cluster import pools
 from delta_belief_rl.cluster.gpus import book_gpus
+from delta_belief_rl.cluster.members import Roster
 from delta_belief_rl.cluster.ray_app import ray_session
 from delta_belief_rl.config.schema_trainer import RayInit
 from delta_belief_rl.envs.base import JudgeRequest
@@ -81,7 +82,7 @@ def test_J1_J2_a_judge_whose_engine_is_killed_is_replaced_and_every_question_is_
         judges.calls(),
         PATIENCE,
         failures=(ray.exceptions.RayError,),
-        restart=judges.restarter(START_SECONDS, None),
+        restart=judges.restarter(START_SECONDS, None, Roster()),
         on_restart=lambda lane, _: restarts.append(lane),
     )
     victim, other = (engine_of(actor) for actor in judges.actors)
