@@ -179,7 +179,7 @@ def _in_ray(course: Course, tasks: TaskSets, chat: ChatFormat) -> None:
     )
     heart.on_failure = supervisor.fail
     try:
-        with heart, ray_session(cfg.ray_init, cpus, plan.gpus):
+        with heart, ray_session(cfg.ray_init, cpus, plan.gpus, supervisor.fail):
             pools = start_pools(cfg, plan, probe)
             supervisor.play(lambda: _play(course, tasks, chat, pools, supervisor, heart))
     except STOPS:

@@ -10,6 +10,7 @@ from ray.exceptions import RayTaskError
 
 from delta_belief_rl.cluster.groups import SyncMismatch
 from delta_belief_rl.cluster.ranks import RankFailure, RankOutOfMemory
+from delta_belief_rl.cluster.ray_watch import RayLost
 from delta_belief_rl.engines.pump import EngineFailure
 from delta_belief_rl.judge.pool import JudgePoolFailure
 from delta_belief_rl.obs.disk import DiskRefused
@@ -50,6 +51,7 @@ ENDINGS: dict[type[Exception], Ending] = {
     RankOutOfMemory: Ending("out_of_memory", ExitStatus.OUT_OF_MEMORY),
     RankFailure: Ending("rank_failed", ExitStatus.CHECK_FAILED),
     EngineFailure: Ending("engine_failed", ExitStatus.CHECK_FAILED),
+    RayLost: Ending("ray_lost", ExitStatus.CHECK_FAILED),
 }
 """Failures that the parts of a run end it by."""
 

@@ -7,13 +7,14 @@ import os
 import secrets
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import ray
 
 from delta_belief_rl.cluster.network import address_of, communication_env, describe
+from delta_belief_rl.cluster.ray_watch import watched
 from delta_belief_rl.cluster.reaper import MARK, Reaper
 from delta_belief_rl.cluster.stacks import FOLDER
 from delta_belief_rl.config.schema_trainer import RayInit
@@ -30,7 +31,12 @@ _LONGEST_SOCKET = len("/session_2026-01-01_00-00-00_000000_0000000/sockets/plasm
 
 
 @contextmanager
-def ray_session(settings: RayInit, num_cpus: int, num_gpus: int) -> Iterator[None]:
+def ray_session(
+    settings: RayInit,
+    num_cpus: int,
+    num_gpus: int,
+    on_lost: Callable[[BaseException], None] = lambda _: None,
+) -> Iterator[None]:
     """A Ray instance for the length of the block.
 
     Args:
@@ -38,6 +44,7 @@ def ray_session(settings: RayInit, num_cpus: int, num_gpus: int) -> Iterator[Non
             removed afterwards; any other address joins a running cluster and leaves it running.
         num_cpus: Logical CPUs of a private instance.
         num_gpus: GPUs of the run.
+        on_lost: Told by a ``RayLost``, from another thread, that Ray is gone under the run.
 
     Raises:
         UserError: The folder is too long for Ray, the cluster is one that a run cannot use, or
@@ -53,7 +60,8 @@ def ray_session(settings: RayInit, num_cpus: int, num_gpus: int) -> Iterator[Non
             ray.init(address=settings.address, log_to_driver=True, logging_level=logging.WARNING)
         try:
             _check_machines(settings.address, num_gpus)
-            yield
+            with watched(on_lost):
+                yield
         finally:
             ray.shutdown()
         return
@@ -73,7 +81,8 @@ def ray_session(settings: RayInit, num_cpus: int, num_gpus: int) -> Iterator[Non
                 _node_ip_address=address,
             )
         print(f"network: {describe(ray.util.get_node_ip_address())}", file=sys.stderr)
-        yield
+        with watched(on_lost):
+            yield
 
 
 def _address(settings: RayInit) -> str | None:

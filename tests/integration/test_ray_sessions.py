@@ -7,6 +7,7 @@ import subprocess
 import sys
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import ray
@@ -73,6 +74,8 @@ def test_N6_gpus_on_a_cluster_of_several_machines_are_refused_at_once(
     nodes = [{"Alive": number < machines} for number in range(3)]
     monkeypatch.setattr(ray, "init", lambda **_: calls.append("init"))
     monkeypatch.setattr(ray, "nodes", lambda: nodes)
+    context = SimpleNamespace(get_node_id=lambda: "own")
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
     monkeypatch.setattr(ray, "shutdown", lambda: calls.append("shutdown"))
     told = pytest.raises(UserError, match="has 2 machines") if refused else nullcontext()
     with told, ray_session(RayInit(address="10.0.0.1:6379"), 1, gpus):

@@ -12,6 +12,7 @@ from ray.exceptions import RayTaskError
 from delta_belief_rl.cluster.endings import ENDINGS, OUTSIDE, STOPS, ending_of, tell_ending
 from delta_belief_rl.cluster.groups import SyncMismatch
 from delta_belief_rl.cluster.ranks import RankFailure, RankOutOfMemory
+from delta_belief_rl.cluster.ray_watch import RayLost
 from delta_belief_rl.engines.pump import EngineFailure
 from delta_belief_rl.judge.pool import JudgePoolFailure
 from delta_belief_rl.obs.disk import DiskRefused
@@ -30,6 +31,7 @@ ERRORS = [
     (SyncMismatch("replica 0 differs"), "sync_failed", ExitStatus.CHECK_FAILED),
     (JudgePoolFailure("no judge is left"), "judge_failed", ExitStatus.CHECK_FAILED),
     (EngineFailure("vLLM failed"), "engine_failed", ExitStatus.CHECK_FAILED),
+    (RayLost("the raylet is gone"), "ray_lost", ExitStatus.CHECK_FAILED),
     (
         RankOutOfMemory("rank 1 ran out of GPU memory", (1,), "update"),
         "out_of_memory",
