@@ -1,9 +1,9 @@
 """One owner of everything that runs in the driver, and one place in which every end is told.
 
-* Tasks: the training coroutine runs as one task, and everything beside it is started by
-  ``Supervisor.start``. The first failure cancels all others and is what the run ends by. A task
-  that nobody waits for cannot fail in silence either: what the event loop would only print
-  ("exception was never retrieved", an error in a callback) ends the run in the same way.
+* Tasks: the training coroutine runs as one task, and whatever it leaves behind ends with it. The
+  first failure cancels all and is what the run ends by. A task that nobody waits for cannot fail in
+  silence: what the event loop would only print ("exception was never retrieved", an error in a
+  callback) ends the run in the same way, as does a failure that another thread tells of.
 * SIGTERM cancels the training task at the place where it waits. What a step had finished is saved
   on the way out where it is not yet, and nothing is left in the middle of a write.
 * The end: ``to_its_end`` writes the event ``end`` for whatever a process can still handle.
@@ -40,7 +40,6 @@ class Supervisor:
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._main: asyncio.Task[None] | None = None
-        self._beside: set[asyncio.Task[None]] = set()
         self._failure: BaseException | None = None
         self._asked: float | None = None
 
@@ -58,12 +57,6 @@ class Supervisor:
             self._loop = None
             if self._failure is not None:
                 raise self._failure
-
-    def start(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        """Run something beside the training; its failure ends the run, its end does not."""
-        task = asyncio.get_running_loop().create_task(work, name=name)
-        self._beside.add(task)
-        task.add_done_callback(self._over)
 
     def fail(self, error: BaseException) -> None:
         """End the run by a failure, unless another one was first; any thread may call it."""
@@ -107,16 +100,8 @@ class Supervisor:
         except BaseException as error:  # whatever it is, it is the first failure or a later one
             self._failure = self._failure or error
         finally:
-            for task in self._beside:
-                task.cancel()
-            await asyncio.gather(*self._beside, return_exceptions=True)
             # A lost exception in a cycle of references is found when the cycle is.
             gc.collect()
-
-    def _over(self, task: asyncio.Task[None]) -> None:
-        self._beside.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._stop(error)
 
     def _stop(self, error: BaseException) -> None:
         if self._failure is None:

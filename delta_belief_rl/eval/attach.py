@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from delta_belief_rl.config.convert import to_config
-from delta_belief_rl.models.loading import add_lora, load_adapter_state
+from delta_belief_rl.models.loading import load_adapter_state
 from delta_belief_rl.trainer import checkpoint
 from delta_belief_rl.trainer.actor import POLICY, AdapterSettings, parse_state
 from delta_belief_rl.trainer.persist import ACTOR_FILE
@@ -46,15 +46,7 @@ def attach_adapter(model: Any, folder: Path) -> Any:
             f"{folder} holds no adapter: name a folder global_step_<N> of a run, or one with "
             f"{PEFT_CONFIG}."
         )
-    model = add_lora(
-        model,
-        settings.rank,
-        settings.alpha,
-        settings.target_modules,
-        name=POLICY,
-        exclude=settings.exclude_modules,
-        trainable=False,
-    )
+    model = settings.put_on(model)
     load_adapter_state(model, POLICY, state)
     return model.eval()
 

@@ -83,6 +83,21 @@ class AdapterSettings:
     ema_beta: float = 0.95
     ema_warmup_steps: int = 0
 
+    def put_on(
+        self, model: Any, name: str = POLICY, *, trainable: bool = False, seed: int = 0
+    ) -> Any:
+        """The model with one more adapter of this kind; see ``models.adapters.add_lora``."""
+        return add_lora(
+            model,
+            self.rank,
+            self.alpha,
+            self.target_modules,
+            name=name,
+            exclude=self.exclude_modules,
+            trainable=trainable,
+            seed=seed,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class ActorSettings:
@@ -182,16 +197,7 @@ class PolicyActor:
             model.requires_grad_(False)
             names = [POLICY, EMA] if lora.ema else [POLICY]
             for name in names:
-                model = add_lora(
-                    model,
-                    lora.rank,
-                    lora.alpha,
-                    lora.target_modules,
-                    name=name,
-                    exclude=lora.exclude_modules,
-                    trainable=name == POLICY,
-                    seed=settings.seed,
-                )
+                model = lora.put_on(model, name, trainable=name == POLICY, seed=settings.seed)
             if lora.ema:
                 copy_adapter(model, POLICY, EMA)
         elif lora.ema or {EMA, BASE} & {*settings.views, *settings.beliefs}:

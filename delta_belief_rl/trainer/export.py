@@ -24,7 +24,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 
 from delta_belief_rl.config.compose import from_yaml
 from delta_belief_rl.config.paths import find_model
-from delta_belief_rl.models.adapters import AdapterArrays, add_lora, load_adapter_state, use_adapter
+from delta_belief_rl.models.adapters import AdapterArrays, load_adapter_state, use_adapter
 from delta_belief_rl.models.loading import load_causal_lm, stored_dtype
 from delta_belief_rl.models.packaged import materialise
 from delta_belief_rl.models.weight_files import broken_weights, write_merged
@@ -218,16 +218,7 @@ def _whole(path: str) -> str:
 
 def _trainer_model(policy: _Policy) -> Any:
     """The model as a training rank has it, with the adapter on, in float32."""
-    lora = policy.lora
-    model = add_lora(
-        load_causal_lm(policy.base),
-        lora.rank,
-        lora.alpha,
-        lora.target_modules,
-        name=POLICY,
-        exclude=lora.exclude_modules,
-        trainable=False,
-    )
+    model = policy.lora.put_on(load_causal_lm(policy.base))
     load_adapter_state(model, POLICY, policy.state)
     return model.eval()
 

@@ -16,7 +16,7 @@ from delta_belief_rl.config.schema import RunConfig
 from delta_belief_rl.engines.base import BranchStepEngine
 from delta_belief_rl.engines.hf_engine import HFEngine
 from delta_belief_rl.engines.vllm_step import VllmStepEngine
-from delta_belief_rl.models.loading import add_lora, load_causal_lm
+from delta_belief_rl.models.loading import load_causal_lm
 from delta_belief_rl.models.merged import MergedLora
 from delta_belief_rl.trainer.actor import POLICY, AdapterSettings
 from delta_belief_rl.trainer.settings import adapter_settings, number_format
@@ -57,16 +57,7 @@ def hf_engine(settings: EngineSettings) -> HFEngine:
     if lora.rank and model.dtype is torch.float32:
         loader = MergedLora(model, lora.alpha / lora.rank).load
     elif lora.rank:
-        model = add_lora(
-            model,
-            lora.rank,
-            lora.alpha,
-            lora.target_modules,
-            name=POLICY,
-            exclude=lora.exclude_modules,
-            trainable=False,
-            seed=settings.seed,
-        )
+        model = lora.put_on(model, seed=settings.seed)
     return HFEngine(
         model,
         max_sequences=settings.max_sequences,

@@ -48,9 +48,10 @@ def test_H2_H6_the_first_failure_cancels_all_others_and_is_what_the_run_ends_by(
     supervisor, left = Supervisor(), []
 
     async def work() -> None:
-        supervisor.start(for_ever(left, "beside"), "beside")
-        supervisor.start(fails(), "fails")
+        beside = asyncio.create_task(for_ever(left, "beside"))
+        await unwatched_task()
         await for_ever(left, "main")
+        await beside
 
     with pytest.raises(Broken):
         supervisor.play(work)
@@ -59,9 +60,10 @@ def test_H2_H6_the_first_failure_cancels_all_others_and_is_what_the_run_ends_by(
 
 def test_H6_when_the_work_ends_what_runs_beside_ends_too() -> None:
     supervisor, left = Supervisor(), []
+    beside: list[asyncio.Task[None]] = []
 
     async def work() -> None:
-        supervisor.start(for_ever(left, "beside"), "beside")
+        beside.append(asyncio.create_task(for_ever(left, "beside")))
         await asyncio.sleep(0.01)
 
     supervisor.play(work)
@@ -115,7 +117,7 @@ def test_H2_a_failure_of_the_work_itself_and_of_its_clean_up_ends_by_the_first()
     supervisor = Supervisor()
 
     async def work() -> None:
-        supervisor.start(fails(), "fails")
+        await unwatched_task()
         try:
             await asyncio.sleep(3600)
         finally:
