@@ -354,12 +354,19 @@ def test_N2_H6_two_jobs_on_one_host_and_one_of_them_cut_short_and_requeued(
         )
 
     first, second = job(1, one), job(2, other)
+    ports: tuple[set[int], set[int]] = (set(), set())
+
+    def both_listen() -> bool:
+        for seen, started in zip(ports, (first, second), strict=True):
+            seen |= listening(started.pid)
+        return all(ports) or first.poll() is not None
+
+    # Whatever Ray listens on, the kernel has given it.
+    until(both_listen, RUN_SECONDS)
     saved = one / "checkpoints" / "global_step_1" / "manifest.json"
     until(lambda: saved.exists() or first.poll() is not None, RUN_SECONDS)
     assert first.poll() is None, first.communicate()[1][-4000:]
-    ports = [listening(job.pid) for job in (first, second)]
-    # Whatever Ray listens on, the kernel has given it.
-    assert all(ports)
+    both_listen()
     assert not ports[0] & ports[1]
     assert not (ports[0] | ports[1]) & FIXED_PORTS
     os.kill(first.pid, signal.SIGUSR1)

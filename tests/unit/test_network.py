@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from contextlib import nullcontext
 
 import pytest
 
@@ -49,6 +50,7 @@ def test_N5_ray_nccl_and_gloo_are_given_the_interface_and_it_is_printed(
         monkeypatch.setenv(variable, "other0")
     monkeypatch.setattr(ray_app.ray, "init", lambda **words: given.update(words))
     monkeypatch.setattr(ray_app.ray, "shutdown", lambda: None)
+    monkeypatch.setattr(ray_app, "watched", lambda on_lost: nullcontext())
     monkeypatch.setattr(ray_app.ray.util, "get_node_ip_address", lambda: given["_node_ip_address"])
     with ray_session(RayInit(interface=loopback()), 1, 0):
         assert given["_node_ip_address"] == "127.0.0.1"
