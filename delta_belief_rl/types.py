@@ -47,6 +47,8 @@ class StopReason(StrEnum):
     WIN = "win"
     TURN_LIMIT = "turn_limit"
     CONTEXT_FULL = "context_full"
+    ENDED = "ended"
+    """The environment ended it before the turn limit and without a win (a wrong accusation)."""
     JUDGE_FAILED = "judge_failed"
     ENGINE_FAILED = "engine_failed"
 
@@ -165,6 +167,9 @@ class Turn:
     """What the environment read out of an action with reasoning; empty where it read all of it."""
     candidates: tuple[Candidate, ...] = ()
     """What the action was chosen from, in the order of sampling; empty without such a choice."""
+    score: float | None = None
+    """How well the task was done, in [0, 1], on the turn that ends a graded game; None where win
+    or loss says it all."""
 
     @property
     def n_tokens(self) -> int:
@@ -218,6 +223,11 @@ class Trajectory:
     def compatible_win(self) -> bool:
         """A win by the published rule; see ``Turn.compatible_win``."""
         return any(turn.compatible_win for turn in self.turns)
+
+    @property
+    def score(self) -> float | None:
+        """The grade of the turn that ended the game; see ``Turn.score``."""
+        return self.turns[-1].score if self.turns else None
 
     @property
     def belief_points(self) -> tuple[int, ...]:

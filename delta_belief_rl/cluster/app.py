@@ -11,7 +11,6 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -37,11 +36,8 @@ from delta_belief_rl.config.paths import find_file
 from delta_belief_rl.config.plan import Plan
 from delta_belief_rl.config.schema import RunConfig
 from delta_belief_rl.config.versions import check_versions
-from delta_belief_rl.envs.base import Env
 from delta_belief_rl.envs.twenty_questions import PUBLISHED_NOTICES
-from delta_belief_rl.envs.worlds.game import WORLD_NOTICES, WorldTwentyQuestions
-from delta_belief_rl.envs.worlds.grammar import Grammar
-from delta_belief_rl.envs.worlds.table import load_world
+from delta_belief_rl.envs.worlds.game import WORLD_NOTICES
 from delta_belief_rl.eval.report import render
 from delta_belief_rl.judge.build import judge_chat
 from delta_belief_rl.models.loading import load_tokenizer
@@ -59,6 +55,7 @@ from delta_belief_rl.rollout.game import GameSettings
 from delta_belief_rl.text.chat import ChatFormat
 from delta_belief_rl.trainer import persist
 from delta_belief_rl.trainer.checkpoint import Checkpoint
+from delta_belief_rl.trainer.environments import env_factory
 from delta_belief_rl.trainer.final import final_test, is_tested, starting_games, starting_test
 from delta_belief_rl.trainer.judge_settings import judge_mode
 from delta_belief_rl.trainer.loop import train
@@ -69,7 +66,6 @@ from delta_belief_rl.trainer.settings import (
     belief_models,
     candidate_settings,
     credit_method,
-    env_settings,
     kl_reward,
     prior_exchange,
     reward_settings,
@@ -77,7 +73,6 @@ from delta_belief_rl.trainer.settings import (
 )
 from delta_belief_rl.trainer.sole_start import sole_start
 from delta_belief_rl.trainer.tasks import load_tasks
-from delta_belief_rl.types import Task, UserError
 
 
 def run(cfg: RunConfig, plan: Plan) -> int:
@@ -383,21 +378,6 @@ def wandb_mirror(cfg: RunConfig, run_dir: Path, run_id: str, resolved: str) -> W
         run_dir=run_dir,
         config={"resolved": resolved},
     )
-
-
-def env_factory(cfg: RunConfig, max_turns: int) -> Callable[[Task], Env]:
-    """A function that makes one game of a task."""
-    if cfg.multi_turn.env != "twenty_questions":
-        raise UserError(
-            f"multi_turn.env={cfg.multi_turn.env} is not available: use twenty_questions."
-        )
-    if cfg.data.world is None:
-        from delta_belief_rl.envs.twenty_questions import TwentyQuestions
-
-        return partial(TwentyQuestions, settings=env_settings(cfg, max_turns))
-    grammar = Grammar(load_world(cfg.data.world))
-    settings = env_settings(cfg, max_turns, notices=WORLD_NOTICES)
-    return lambda task: WorldTwentyQuestions(task, settings, grammar)
 
 
 def _yes(cfg: RunConfig) -> str:

@@ -12,7 +12,7 @@ from typing import cast
 
 from delta_belief_rl.config.schema import RunConfig, lookup
 
-JUDGES = ("world", "hf", "vllm")
+JUDGES = ("world", "rules", "hf", "vllm")
 """Judges (``judge_rollout.name``, after ``auto`` is settled)."""
 ENVIRONMENTS = ("twenty_questions",)
 

@@ -220,7 +220,11 @@ def _judges(config: RunConfig, first: int) -> Iterator[Placement]:
             yield Placement("judge", replica, gpus, f"hf judge, {judge.model.path}")
         return
     if judge.name != "vllm":
-        source = {"world": config.data.world, "api": judge.model.api_model_name}.get(judge.name)
+        source = {
+            "world": config.data.world,
+            "rules": config.multi_turn.env,
+            "api": judge.model.api_model_name,
+        }.get(judge.name)
         for replica in range(judge.replicas):
             yield Placement(
                 "judge", replica, (), f"{judge.name} judge" + (f", {source}" if source else "")

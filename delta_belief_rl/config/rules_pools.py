@@ -81,10 +81,10 @@ def judge(config: RunConfig) -> Iterator[str]:
     judge = config.judge_rollout
     if judge.cot and judge.thinking:
         yield "judge_rollout.cot and judge_rollout.thinking exclude each other; set one to false."
-    if judge.repeated_prompt and config.multi_turn.env != "twenty_questions" and not config.plugins:
+    if judge.name == "rules" and config.multi_turn.env == "twenty_questions":
         yield (
-            "judge_rollout.repeated_prompt works in twenty_questions only: set it to false for "
-            f"{config.multi_turn.env}."
+            "judge_rollout.name=rules judges the other environments: for twenty_questions set "
+            "judge_rollout.name=world with data.world=everyday."
         )
     if judge.name in ("vllm", "hf") and not judge.model.path:
         yield "judge_rollout.model.path is not set: give a model, or another judge_rollout.name."

@@ -112,9 +112,10 @@ class SelfTest:
 class JudgeRollout:
     """The pool that answers questions."""
 
-    name: Literal["auto", "world", "hf", "vllm", "api", "fake"] = opt(
+    name: Literal["auto", "world", "rules", "hf", "vllm", "api", "fake"] = opt(
         "auto",
-        "Judge: world (exact answers of the embedded world, CPU), hf (a language model through "
+        "Judge: world (exact answers of the embedded world, CPU), rules (answers from the packaged "
+        "data of the other environments, CPU), hf (a language model through "
         "transformers, on CPUs or one GPU each), vllm, api or fake (scripted, for tests); auto is "
         "api with model.api_model_name, world with data.world, vllm otherwise.",
         new=True,
@@ -143,7 +144,9 @@ class JudgeRollout:
         new=True,
     )
     repeated_prompt: bool = opt(
-        True, "Show the judge the earlier questions of the game (twenty_questions only)."
+        True,
+        "Show a judge that is a model the earlier turns of the game.",
+        corrected="works in every environment",
     )
     cot: bool = opt(True, "The judge reasons, then answers in answer tags.")
     thinking: bool = opt(False, "The judge uses think tags; excludes cot.")

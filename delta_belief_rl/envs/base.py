@@ -42,6 +42,8 @@ class JudgeReply:
     seconds: float = 0.0
     tokens: int = 0
     """Tokens that the judge read and wrote for this reply, where it says so."""
+    score: float | None = None
+    """The judge's grade of a task that is done, in [0, 1]; None where it gives none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,9 @@ class Outcome:
     is_list: bool = False
     action_key: str = ""
     diagnostics: tuple[str, ...] = ()
+    score: float | None = None
+    """How well the task was done, in [0, 1], where the game is over and win or loss does not say it
+    all; None otherwise."""
 
 
 @runtime_checkable

@@ -187,6 +187,9 @@ def _counts(groups: Sequence[Group]) -> dict[str, float]:
         "val-core/games": float(len(games)),
         "val-core/secrets": float(len({group.task.id for group in groups})),
     }
+    grades = [game.score for game in games if game.score is not None]
+    if grades:
+        out["val-core/mean_score"] = float(np.mean(grades))
     if played:
         out["val-aux/num_questions/mean"] = float(np.mean(played))
     judged = judge_classes(turns) | judge_extras(turns)

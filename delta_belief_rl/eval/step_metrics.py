@@ -138,6 +138,9 @@ def game_metrics(groups: Sequence[Group]) -> dict[str, float]:
         "judge/error_rate": errors / len(turns),
         "response_length/clip_ratio": float(np.mean([turn.truncated for turn in turns])),
     }
+    grades = [game.score for game in games if game.score is not None]
+    if grades:
+        out["train/mean_score"] = float(np.mean(grades))
     for rule in WinRule:
         known = [game for game in games if not is_void(game, rule)]
         out[f"train/{rule}_successful"] = (

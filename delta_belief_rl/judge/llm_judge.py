@@ -1,4 +1,4 @@
-"""A language model as judge of 20 Questions, whatever engine it runs on.
+"""A language model as judge, whatever game it judges and whatever engine it runs on.
 
 A reply is a function of the request alone: greedy decoding, or sampling from a stream that the
 request names. Where a text gives no answer the reply is ``Verdict.ERROR`` with the reason and the
@@ -14,8 +14,9 @@ from dataclasses import dataclass, field, replace
 from delta_belief_rl.engines.base import FinishReason, SamplingParams
 from delta_belief_rl.engines.text_engine import TextCompletion, TextEngine, TextRequest
 from delta_belief_rl.envs.base import JudgeReply, JudgeRequest
-from delta_belief_rl.judge.parsing import PARSERS, UNRECOGNISED, ParserName
-from delta_belief_rl.judge.prompts import JudgeMode, judge_messages
+from delta_belief_rl.judge.parsing import UNRECOGNISED, ParserName
+from delta_belief_rl.judge.prompts import JudgeMode
+from delta_belief_rl.judge.scripts import JudgeScript, script_of
 from delta_belief_rl.rollout.seeds import named_seed
 from delta_belief_rl.types import Verdict
 
@@ -56,7 +57,6 @@ class LlmJudge:
     def __init__(self, engine: TextEngine, settings: LlmJudgeSettings | None = None) -> None:
         self._engine = engine
         self._settings = settings or LlmJudgeSettings()
-        self._parse = PARSERS[self._settings.parser]
 
     def answer(self, requests: list[JudgeRequest]) -> list[JudgeReply]:
         """One reply for each request, in their order; equal prompts are answered once."""
@@ -67,8 +67,12 @@ class LlmJudge:
         began = time.perf_counter()
         completions = self._engine.generate(distinct)
         seconds = time.perf_counter() - began
+        scripts = {
+            prompt: script_of(req.task.source)
+            for prompt, req in zip(prompts, requests, strict=True)
+        }
         replies = {
-            prompt: self._reply(completion, seconds)
+            prompt: self._reply(scripts[prompt], completion, seconds)
             for prompt, completion in zip(distinct, completions, strict=True)
         }
         # The first of equal requests bears the cost.
@@ -84,7 +88,9 @@ class LlmJudge:
         drawn, limit = settings.sampling, settings.response_length
         greedy = settings.greedy and request.attempt == 0
         return TextRequest(
-            messages=judge_messages(request, settings.mode, settings.with_history),
+            messages=script_of(request.task.source).messages(
+                request, settings.mode, settings.with_history
+            ),
             seed=self._seed(request),
             sampling=SamplingParams(
                 temperature=0.0 if greedy else drawn.temperature,
@@ -103,21 +109,23 @@ class LlmJudge:
             names = (request.task.source, request.task.secret, request.action, *said)
         return named_seed("judge", self._settings.seed, request.attempt, *names)
 
-    def _reply(self, completion: TextCompletion, seconds: float) -> JudgeReply:
+    def _reply(self, script: JudgeScript, completion: TextCompletion, seconds: float) -> JudgeReply:
         tokens = completion.prompt_tokens + completion.sampled_tokens
         if completion.finish is FinishReason.ERROR:
             return JudgeReply(
                 Verdict.ERROR, reason=completion.error, seconds=seconds, tokens=tokens
             )
         tagged, finished = self._settings.mode != "direct", completion.finish is FinishReason.STOP
-        parsed = self._parse(completion.text, tagged, finished)
+        parse = script.parsers[self._settings.parser]
+        parsed = parse(completion.text, tagged, finished)
         unread = parsed.verdict is Verdict.ERROR or parsed.reason == UNRECOGNISED
         return JudgeReply(
             parsed.verdict,
-            text=_kept(completion.text) if unread else parsed.word,
+            text=_kept(completion.text) if unread else parsed.text or parsed.word,
             reason=parsed.reason,
             seconds=seconds,
             tokens=tokens,
+            score=parsed.score,
         )
 
 

@@ -49,13 +49,17 @@ class Parsed:
     """What was read.
 
     Attributes:
-        word: One of the judge's five words; empty for an error.
+        word: One of the judge's five words; empty for an error and for a free reply.
         reason: Why there is no answer; empty where there is one.
+        text: A free reply, as the player is to read it.
+        score: A grade in [0, 1]; None where none was given.
     """
 
     verdict: Verdict
     word: str = ""
     reason: str = ""
+    text: str = ""
+    score: float | None = None
 
 
 Parser = Callable[[str, bool, bool], Parsed]

@@ -271,6 +271,7 @@ def _turn(env: Env, move: Move, index: int, start: int, state_key: str, progress
         diagnostics=outcome.diagnostics,
         question="" if question is None or question == move.text.strip() else question,
         candidates=move.candidates,
+        score=outcome.score,
     )
 
 
@@ -330,7 +331,10 @@ def _after(outcome: Outcome, stream: _Stream, settings: GameSettings) -> StopRea
         if stream.judge_errors >= settings.max_judge_errors:
             return StopReason.JUDGE_FAILED
     if outcome.done:
-        return StopReason.WIN if outcome.verdict is Verdict.WIN else StopReason.TURN_LIMIT
+        if outcome.verdict is Verdict.WIN:
+            return StopReason.WIN
+        full = len(stream.turns) >= settings.max_turns
+        return StopReason.TURN_LIMIT if full else StopReason.ENDED
     return None
 
 

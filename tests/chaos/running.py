@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -235,13 +235,13 @@ def tail(log: Path, size: int = 3000) -> str:
     return log.read_bytes()[-size:].decode(errors="replace")
 
 
-def wait_until(condition: Any, seconds: float, tend: Any = None) -> bool:
-    """Poll a condition; False when the time is up."""
+def wait_until(
+    condition: Callable[[], object], seconds: float, tend: Callable[[], bool] | None = None
+) -> bool:
+    """Poll a condition; False when the time is up, or when ``tend`` says that the run is over."""
     limit = time.monotonic() + seconds
     while not condition():
-        if time.monotonic() > limit:
-            return False
-        if tend is not None:
-            tend()
+        if time.monotonic() > limit or (tend is not None and tend()):
+            return bool(condition())
         time.sleep(0.1)
     return True

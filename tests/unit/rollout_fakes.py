@@ -63,6 +63,15 @@ class ScriptedEnv:
         )
 
 
+class GradedEnv(ScriptedEnv):
+    """Ends at the word "done" without a win, and grades what was done."""
+
+    def apply(self, action: Action, reply: JudgeReply | None) -> Outcome:
+        if action.text == "done" and reply is not None:
+            return Outcome(Verdict.OTHER, "over", done=True, score=reply.score)
+        return super().apply(action, reply)
+
+
 class HookedEnv(ScriptedEnv):
     """The same with the optional hooks."""
 

@@ -77,6 +77,18 @@ def shaped(
     return replace(table, rewards=channels), channels
 
 
+def test_a_grade_takes_the_place_of_win_or_loss_in_the_outcome() -> None:
+    ended = game([V.OTHER, V.OTHER], StopReason.ENDED)
+    graded = [
+        replace(ended, turns=(*ended.turns[:-1], replace(ended.turns[-1], score=score)))
+        for score in (0.25, 0.0, None)
+    ]
+    won = game([V.OTHER, V.WIN])
+    won = replace(won, turns=(won.turns[0], replace(won.turns[1], score=0.5)))
+    _, channels = shaped([*graded, won], win=2.0)
+    assert channels["outcome"].tolist() == [0.0, 0.5, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0]
+
+
 def test_build_table_has_one_row_for_each_turn_in_game_order() -> None:
     groups = [
         Group(TASK, (game([V.YES, V.WIN]), game([V.NO, V.NO, V.NO]))),

@@ -119,6 +119,19 @@ def test_C1_a_negative_budget_never_reaches_the_engine_and_keeps_earlier_turns(r
     assert game.num_turns == len(engine.requests)
 
 
+@pytest.mark.parametrize("limit", [2, 5])
+def test_a_game_that_the_environment_ends_without_a_win_keeps_its_grade(limit: int) -> None:
+    settings = GameSettings(max_turns=limit, max_turn_tokens=50, max_episode_tokens=5000)
+    judge = ScriptedJudge(lambda request: JudgeReply(Verdict.OTHER, "well", score=0.75))
+    game, _ = play(
+        turns_of("a", "done"), settings=settings, judge=judge, env=GradedEnv(make_task())
+    )
+    assert game.stop is (StopReason.TURN_LIMIT if limit == 2 else StopReason.ENDED)
+    assert [turn.score for turn in game.turns] == [None, 0.75]
+    assert game.score == 0.75
+    assert not game.strict_win
+
+
 def test_J4_the_judge_is_not_asked_about_an_action_without_a_question() -> None:
     judge = ScriptedJudge()
     game, _ = play(turns_of(" ", "win"), judge=judge)

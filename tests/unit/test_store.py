@@ -43,7 +43,7 @@ def game(index: int = 0, beliefs: tuple[float, ...] | None = (-9.5, -7.25, -1.0)
         Turn(0, 5, 9, (-0.1, -0.2, -1 / 3, -1e-30), 4, "Is it\nbig?", "no", Verdict.REPEATED,
              state_key="s", progress=0.5, judge_seconds=0.25, raw_verdict="No."),
         Turn(1, 13, 15, (-2.0, -0.5), 5, "Éclair?", "finished", Verdict.WIN, strict_win=True,
-             compatible_win=True, is_guess=True, truncated=True),
+             compatible_win=True, is_guess=True, truncated=True, score=0.1),
     )  # fmt: skip
     return Trajectory(
         TASK, index, tuple(range(20)), turns, StopReason.WIN, beliefs, run_id="run-a", step=12

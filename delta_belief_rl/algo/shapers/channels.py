@@ -1,7 +1,6 @@
 """Turn table and named reward channels of a batch of finished games.
 
-For a game of ``k`` turns with outcome ``w`` in {0, 1}, after the published reward (arXiv
-2602.12342):
+For a game of ``k`` turns with outcome ``w``, after the published reward (arXiv 2602.12342):
 
 =============  =====================================================================  ==============
 channel        value                                                                  placed on
@@ -12,6 +11,8 @@ channel        value                                                            
 ``guess``      ``wrong_guess`` where a guess does not win                             each turn
 ``belief``     ``weight_elicit * shaped belief change``                               each turn
 =============  =====================================================================  ==============
+
+``w`` is 1 for a win and 0 otherwise, or, in an environment that grades, the grade in [0, 1].
 
 A failure is never a reward. A turn whose judge failed is not valid: it is paid nothing, trained on
 nothing and not counted in ``k``. A game whose judge or engine gave up, or whose last turn has no
@@ -142,6 +143,13 @@ def build_table(groups: Sequence[Group], rule: str = WinRule.COMPATIBLE) -> Turn
     )
 
 
+def outcomes(table: TurnTable, groups: Sequence[Group]) -> FloatArray:
+    """``w`` of the module's head, repeated on every row of the game. ``[R]``."""
+    scores = [game.score for _, game in iter_games(groups) for _ in game.turns]
+    graded = np.array([np.nan if score is None else score for score in scores], dtype=np.float64)
+    return np.where(np.isnan(graded), table.won, graded)
+
+
 @dataclass(frozen=True, slots=True)
 class ChannelShaper(Stateless):
     """The channels of the module's head."""
@@ -171,7 +179,7 @@ class ChannelShaper(Stateless):
         }
         wrong = np.array([t.is_guess and not rule.turn_won(t) for t in turns], dtype=np.float64)
         channels = {
-            "outcome": prices.win * (table.terminal & table.won),
+            "outcome": prices.win * np.where(table.terminal, outcomes(table, groups), 0.0),
             "length": prices.traj_len * turns_used * (table.terminal & (turns_used > 1)),
             "validity": np.array([validity.get(t.verdict, prices.all_valid) for t in turns]),
             "guess": prices.wrong_guess * wrong,
