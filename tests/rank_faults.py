@@ -14,6 +14,7 @@ from typing import Any
 import ray
 
 from delta_belief_rl.cluster.groups import RayPolicyGroup
+from delta_belief_rl.cluster.members import remote_worker
 from delta_belief_rl.cluster.ranks import RankFailure, RankLimits
 from delta_belief_rl.cluster.workers import ActorWorker, worker_env
 from delta_belief_rl.trainer.actor import ActorSettings
@@ -59,7 +60,7 @@ def start_pair(
 ) -> Pair:
     """Start two ranks; ``devices`` are the values of CUDA_VISIBLE_DEVICES."""
     limits = RankLimits(timeout, tuple(folder / f"rank_{rank}.log" for rank in range(RANKS)))
-    worker = ray.remote(FaultyWorker)
+    worker = remote_worker()(FaultyWorker)
     ranks = []
     for rank in range(RANKS):
         env = worker_env(1)

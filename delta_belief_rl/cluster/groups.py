@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
@@ -180,6 +181,7 @@ class RayEngineGroup:
         judges: Handles of ``JudgeWorker`` that do the same; replicas that were restarted belong to
             it as soon as it says so.
         restart: How a lost replica is replaced; without it the loss of one is a failure.
+        signs: Seconds in which a replica must give a sign of life while it works on a call.
 
     Attributes:
         may_restart: Asked before lost replicas are replaced; raises what it is given, or another
@@ -196,6 +198,7 @@ class RayEngineGroup:
         sleeps: bool = False,
         judges: Sequence[Any] = (),
         restart: RestartEngine | None = None,
+        signs: float = math.inf,
     ) -> None:
         if len(probe_ids) < 2:
             raise ValueError(f"a probe needs at least 2 tokens, not {len(probe_ids)}")
@@ -207,7 +210,7 @@ class RayEngineGroup:
         self._asleep = False
         self._synced: tuple[int, str] | None = None
         self._metrics: dict[str, float] = {}
-        self._restart = restart
+        self._restart, self._signs = restart, signs
         self._lost: dict[int, str] = {}
         self.may_restart: Callable[[EngineLost], None] = _always
         self.on_restart: Callable[[EngineLost, float], None] = _silent
@@ -348,7 +351,11 @@ class RayEngineGroup:
         replicas = self._replicas if self._sleeps or not sleepers else []
         asked = [*replicas, *(self._judges if sleepers else ())]
         outcomes = await asyncio.gather(
-            *(getattr(member, method).remote(*args) for member in asked), return_exceptions=True
+            *(
+                members.answered(getattr(member, method).remote(*args), member, self._signs)
+                for member in asked
+            ),
+            return_exceptions=True,
         )
         lost = {lane: how for lane, outcome in enumerate(outcomes) if (how := _how_lost(outcome))}
         for lane, outcome in enumerate(outcomes):
@@ -362,6 +369,8 @@ def _how_lost(outcome: object) -> str:
     """How a worker was lost, from what its call came to; empty for one that is there."""
     if isinstance(outcome, RayActorError):
         return members.DIED
+    if isinstance(outcome, members.WorkerSilent):
+        return members.SILENT
     if isinstance(outcome, RayTaskError) and isinstance(outcome.cause, EngineLost):
         return f"lost its engine ({' '.join(str(outcome.cause).split())})"
     return ""

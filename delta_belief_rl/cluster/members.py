@@ -1,17 +1,20 @@
 """The workers of a run as processes: who is where, who answers, and ending one for good.
 
-Every worker has the method ``present``, which costs nothing. Its answer is a sign of life, and says
-which process on which machine the worker is; ``events.jsonl`` has it as the event ``workers``.
+Every worker has the method ``present``, which costs nothing and is answered while the worker is
+busy, too. Its answer is a sign of life, and says which process on which machine the worker is;
+``events.jsonl`` has it as the event ``workers``. Who waits for a long call asks for it meanwhile,
+so that a process which stands still is found while the call lasts.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import os
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import ray
 from ray.exceptions import RayError
@@ -23,6 +26,16 @@ Role = Literal["rank", "engine", "judge"]
 
 DIED = "died"
 SILENT = "gave no sign of life"
+
+_SIGNS = "signs"
+"""Concurrency group of ``present``: a thread of its own in a worker, an event loop of its own in an
+asynchronous one."""
+
+_Answer = TypeVar("_Answer")
+
+
+class WorkerSilent(RuntimeError):
+    """A worker stands still in the middle of a call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +54,21 @@ class Whereabouts:
 class Present:
     """What every worker answers, however it works."""
 
+    @ray.method(concurrency_group=_SIGNS)
     def present(self) -> Whereabouts:
         """Which process this is; from the first call on it answers SIGUSR1 with its stacks."""
         answer_as_worker(type(self).__name__)
         return Whereabouts(os.getpid(), ray.util.get_node_ip_address())
+
+
+def remote_worker(**options: Any) -> Callable[[type], Any]:
+    """``ray.remote`` for a class below ``Present``.
+
+    Args:
+        options: Of ``ray.remote``.
+    """
+    make: Any = ray.remote
+    return make(concurrency_groups={_SIGNS: 1}, **options)
 
 
 class Roster:
@@ -97,6 +121,31 @@ async def missing(actors: Sequence[Any], seconds: float) -> dict[int, str]:
 
     answers = await asyncio.gather(*(ask(actor) for actor in actors))
     return {index: why for index, why in enumerate(answers) if why}
+
+
+async def answered(call: Awaitable[_Answer], actor: Any, seconds: float) -> _Answer:
+    """Wait for a call, however long it takes, as long as its worker gives signs of life.
+
+    Args:
+        call: What the worker was asked for.
+        actor: The worker's handle.
+        seconds: Between two questions for a sign of life, and that each of them may take; infinite
+            for none.
+
+    Raises:
+        WorkerSilent: It gave none.
+    """
+    if not math.isfinite(seconds):
+        return await call
+    waiting = asyncio.ensure_future(call)
+    try:
+        while not (await asyncio.wait({waiting}, timeout=seconds))[0]:
+            # A worker that has died says so through the call itself.
+            if SILENT in (await missing([actor], seconds)).values() and not waiting.done():
+                raise WorkerSilent(f"{SILENT} within {seconds:g} s (trainer.heartbeat_timeout)")
+        return waiting.result()
+    finally:
+        waiting.cancel()
 
 
 def end(actor: Any) -> None:

@@ -27,7 +27,7 @@ import torch.distributed as dist
 from ray.exceptions import RayActorError, RayTaskError
 from torch.distributed import Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-from delta_belief_rl.cluster.members import SILENT
+from delta_belief_rl.cluster.members import SILENT, WorkerSilent, answered
 
 PHASES = {
     "score": "while games were scored",
@@ -86,10 +86,13 @@ class RankLimits:
     Attributes:
         timeout: Seconds of a collective (``actor_rollout_ref.nccl_timeout``).
         logs: File of each rank's stderr; empty where it goes where it always goes.
+        signs: Seconds in which each must give a sign of life while it works
+            (``trainer.heartbeat_timeout``).
     """
 
     timeout: float = math.inf
     logs: tuple[Path, ...] = ()
+    signs: float = math.inf
 
 
 # --- in the rank's process ------------------------------------------------------------------------
@@ -171,7 +174,7 @@ async def ask_all(
     """Call a method of every rank and wait for all answers.
 
     A rank that is not done ``limits.timeout`` seconds (and the grace) after another one counts as
-    hanging: their last collective is behind them both.
+    hanging: their last collective is behind them both. So does one that gives no sign of life.
 
     Args:
         ranks: Handles of ``ActorWorker``.
@@ -187,7 +190,7 @@ async def ask_all(
     """
     began = time.monotonic()
     calls = [
-        asyncio.ensure_future(getattr(rank, method).remote(*args))
+        asyncio.ensure_future(answered(getattr(rank, method).remote(*args), rank, limits.signs))
         for rank, args in zip(ranks, arguments, strict=True)
     ]
     pending: set[Any] = set(calls)
@@ -211,6 +214,9 @@ async def ask_all(
     for index in silent:
         calls[index].cancel()
     failed = {i: error for i, error in errors.items() if error is not None}
+    still = [i for i, error in failed.items() if isinstance(error, WorkerSilent)]
+    if still:
+        raise lost_ranks(dict.fromkeys(still, SILENT), len(calls), limits.signs, limits, method)
     raise explain(method, failed, silent, len(calls), seconds, limits)
 
 
@@ -266,7 +272,11 @@ def explain(
 
 
 def lost_ranks(
-    found: Mapping[int, str], num_ranks: int, seconds: float, limits: RankLimits
+    found: Mapping[int, str],
+    num_ranks: int,
+    seconds: float,
+    limits: RankLimits,
+    method: str = "present",
 ) -> RankFailure:
     """The failure of ranks that gave no sign of life.
 
@@ -275,12 +285,13 @@ def lost_ranks(
         num_ranks: Of all.
         seconds: That they had for it.
         limits: Of all ranks.
+        method: What they were asked for.
     """
     how = "died"
     if SILENT in found.values():
         how = f"{SILENT} within {seconds:g} s (trainer.heartbeat_timeout)"
-    what = f"{_names(list(found), num_ranks)} {how} before a step"
-    return RankFailure(f"{what}{_where(list(found), limits)}; {_AFTER}.", tuple(found), "present")
+    what = f"{_names(list(found), num_ranks)} {how} {PHASES.get(method, f'in {method}')}"
+    return RankFailure(f"{what}{_where(list(found), limits)}; {_AFTER}.", tuple(found), method)
 
 
 def _succeeded(call: asyncio.Future[Any]) -> bool:

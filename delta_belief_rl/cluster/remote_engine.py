@@ -8,6 +8,7 @@ waits for whatever finishes next. A game still goes on as soon as its own answer
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Coroutine, Sequence
 from itertools import count
 from typing import Any, Generic, TypeVar
@@ -15,6 +16,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from ray.exceptions import RayError, RayTaskError
 
+from delta_belief_rl.cluster.members import WorkerSilent, answered
 from delta_belief_rl.engines.base import Completion, EngineStateError, GenRequest, TailRequest
 from delta_belief_rl.engines.pump import EngineFailure, EngineLost, EnginePump
 
@@ -64,10 +66,11 @@ class RemoteEngine:
 
     Args:
         replica: Handle of ``VllmEngineWorker``, which nobody else collects from.
+        signs: See ``ask``.
     """
 
-    def __init__(self, replica: Any) -> None:
-        self._replica = replica
+    def __init__(self, replica: Any, signs: float = math.inf) -> None:
+        self._replica, self._signs = replica, signs
         self._numbers = count()
         self._waiting: dict[int, asyncio.Future[Completion]] = {}
         self._unsent: list[tuple[int, GenRequest]] = []
@@ -153,21 +156,29 @@ class RemoteEngine:
 
     async def _ask(self, method: str, *args: Any) -> Any:
         try:
-            return await ask(self._replica, method, *args)
+            return await ask(self._replica, method, *args, signs=self._signs)
         except EngineLost as error:
             self.failure = error
             raise
 
 
-async def ask(replica: Any, method: str, *args: Any) -> Any:
+async def ask(replica: Any, method: str, *args: Any, signs: float = math.inf) -> Any:
     """Call a method of an engine's worker.
 
+    Args:
+        replica: Its handle.
+        method: Its method.
+        args: Of the method.
+        signs: Seconds in which it must give a sign of life while it works on the call.
+
     Raises:
-        EngineLost: Its process is gone, or its engine's.
+        EngineLost: Its process is gone or stands still, or its engine's is gone.
         EngineFailure: Anything else went wrong.
     """
     try:
-        return await getattr(replica, method).remote(*args)
+        return await answered(getattr(replica, method).remote(*args), replica, signs)
+    except WorkerSilent as error:
+        raise EngineLost(f"the engine's process {error}") from error
     except RayTaskError as error:
         kind = EngineLost if isinstance(error.cause, EngineLost) else EngineFailure
         raise kind(f"the engine's {method} failed: {error.cause}") from error
@@ -176,16 +187,22 @@ async def ask(replica: Any, method: str, *args: Any) -> Any:
         raise EngineLost(f"the engine's process is gone: {text}") from error
 
 
-def remote_pump(replica: Any, *, deterministic: bool) -> EnginePump:
-    """A replica that steps when it is told to (``EngineWorker``) as the rollout sees it."""
+def remote_pump(replica: Any, *, deterministic: bool, signs: float = math.inf) -> EnginePump:
+    """A replica that steps when it is told to (``EngineWorker``) as the rollout sees it.
+
+    Args:
+        replica: Its handle.
+        deterministic: See ``EnginePump``.
+        signs: See ``ask``.
+    """
 
     async def step(new: list[GenRequest]) -> list[Completion]:
-        return await ask(replica, "step", new)
+        return await ask(replica, "step", new, signs=signs)
 
     async def release(sessions: list[str]) -> None:
-        await ask(replica, "release", sessions)
+        await ask(replica, "release", sessions, signs=signs)
 
     async def score(requests: list[TailRequest]) -> list[np.ndarray]:
-        return await ask(replica, "score_tails", requests)
+        return await ask(replica, "score_tails", requests, signs=signs)
 
     return EnginePump(step, release, score=score, deterministic=deterministic)

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import ray
 
-from delta_belief_rl.cluster.members import Present
+from delta_belief_rl.cluster.members import Present, remote_worker
 from delta_belief_rl.cluster.remote_engine import Outbox
 from delta_belief_rl.cluster.workers import SyncReport
 from delta_belief_rl.config.schema import RunConfig
@@ -46,7 +45,7 @@ class VllmSettings:
     device: str
 
 
-@ray.remote(max_concurrency=MOST_CALLS)  # type: ignore[call-overload]
+@remote_worker(max_concurrency=MOST_CALLS)
 class VllmEngineWorker(Present):
     """One replica; the first call that needs the engine starts it."""
 

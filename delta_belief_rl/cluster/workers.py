@@ -16,7 +16,7 @@ import torch
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from delta_belief_rl.belief.branched import ScoreRequest
-from delta_belief_rl.cluster.members import Present
+from delta_belief_rl.cluster.members import Present, remote_worker
 from delta_belief_rl.cluster.ranks import (
     join_ranks,
     meeting_point,
@@ -77,7 +77,7 @@ def worker_env(num_threads: int | None) -> dict[str, str]:
     return env
 
 
-@ray.remote
+@remote_worker()
 class ActorWorker(Present):
     """One training rank."""
 
@@ -164,7 +164,7 @@ class ActorWorker(Present):
         return self.actor.snapshot().checksum
 
 
-@ray.remote
+@remote_worker()
 class EngineWorker(Present):
     """One replica of the policy engine."""
 
@@ -195,7 +195,7 @@ class EngineWorker(Present):
         return self._engine.health()
 
 
-@ray.remote
+@remote_worker()
 class JudgeWorker(Present):
     """One replica of the judge."""
 

@@ -164,8 +164,8 @@ class Trainer:
     )
     heartbeat_timeout: float = opt(
         60.0,
-        "Seconds that every worker has for a sign of life before each training step; one that "
-        "gives none counts as lost.",
+        "Seconds that every worker has for a sign of life, before each training step and again "
+        "and again while a call lasts; one that gives none counts as lost.",
         new=True,
     )
     ray_wait_register_center_timeout: int = opt(

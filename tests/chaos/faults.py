@@ -47,7 +47,8 @@ class Outcome:
 
     Attributes:
         step: Last step with a record when it happened; -1 before the first.
-        seconds: From the fault to the next record of a step, or to the end of the run.
+        seconds: From the fault to the next record of a step (of the step after it, where a worker
+            stands still), or to the end of the run.
         steps_lost: Saved steps that were trained again.
         games_lost: Games that a run which mended itself played again.
     """
@@ -190,7 +191,9 @@ def inject(
     wound = FAULTS[kind](run, rng)
     if wound is None:
         return None
-    over = wait_until(lambda: run.keeper.tend() or last_step(run.out) > step, limit)
+    # With a worker that stands still the step at hand may end without it, the next one cannot.
+    goal = step + 1 if wound.stopped is None else step + 2
+    over = wait_until(lambda: run.keeper.tend() or last_step(run.out) >= goal, limit)
     seconds = time.monotonic() - began
     if wound.stopped is not None and born(wound.stopped):
         run.send(wound.stopped, signal.SIGCONT)

@@ -36,13 +36,13 @@ GONE_SECONDS = 240.0
 DRIVER = """
 import json, subprocess, sys, ray
 from pathlib import Path
-from delta_belief_rl.cluster.members import Present
+from delta_belief_rl.cluster.members import Present, remote_worker
 from delta_belief_rl.cluster.ray_app import ray_session
 from delta_belief_rl.config.schema_trainer import RayInit
 from delta_belief_rl.obs.exits import exit_on_sigterm
 from delta_belief_rl.cluster.stacks import dump_on_signal
 
-@ray.remote
+@remote_worker()
 class Worker(Present):
     def start(self):
         # Its own session and no pipe: nothing tells it that its parent has gone.

@@ -101,9 +101,37 @@ def test_H12_a_rank_and_an_engine_that_are_killed_are_replaced_and_the_run_ends_
     assert [pid for pid, birth in killed if birth and born(pid) == birth] == []
 
 
-@ray.remote
+@members.remote_worker()
 class Worker(members.Present):
-    """A worker that does nothing."""
+    """A worker that is busy for as long as it is told to be."""
+
+    def work(self, seconds: float) -> str:
+        time.sleep(seconds)
+        return "done"
+
+
+def test_H12_a_worker_that_stands_still_in_a_call_is_found_and_a_busy_one_is_waited_for() -> None:
+    signs = 2.0
+    with ray_session(RayInit(), 2, 0):
+        place = Worker.options(num_cpus=1)
+        workers = [place.remote(), place.remote()]
+        found = ray.get([worker.present.remote() for worker in workers], timeout=PATIENCE)
+
+        async def ask(index: int, seconds: float) -> str:
+            worker = workers[index]
+            return await members.answered(worker.work.remote(seconds), worker, signs)
+
+        async def both() -> list[str | BaseException]:
+            asked = [asyncio.ensure_future(ask(0, 600.0)), asyncio.ensure_future(ask(1, 4 * signs))]
+            # Neither stands still before its call has begun.
+            await asyncio.sleep(signs / 2)
+            os.kill(found[0].pid, signal.SIGSTOP)
+            return await asyncio.gather(*asked, return_exceptions=True)
+
+        stopped, busy = asyncio.run(both())
+        assert isinstance(stopped, members.WorkerSilent)
+        assert busy == "done"
+        os.kill(found[0].pid, signal.SIGCONT)
 
 
 def test_H12_a_stopped_worker_is_told_from_one_that_answers_and_makes_room_for_another() -> None:

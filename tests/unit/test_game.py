@@ -11,7 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from rollout_fakes import EOT, HEADER, CharChat, HookedEnv, ScriptedEnv, ScriptedJudge, make_task
+from rollout_fakes import (
+    EOT,
+    HEADER,
+    CharChat,
+    GradedEnv,
+    HookedEnv,
+    ScriptedEnv,
+    ScriptedJudge,
+    make_task,
+)
 
 from delta_belief_rl.engines.base import GenRequest
 from delta_belief_rl.engines.fake_engine import FakeEngine, Fault, FaultKind
