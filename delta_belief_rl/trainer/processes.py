@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import threading
 from collections.abc import Sequence
+from multiprocessing.connection import wait
 from multiprocessing.context import BaseContext
 
 
@@ -20,3 +23,18 @@ def data_processes(modules: Sequence[str]) -> BaseContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(modules))
     return context
+
+
+def end_with_parent() -> None:
+    """From now on this process ends when the one that wanted it is gone; call it in the process.
+
+    A pool's process waits for work on a pipe that it holds open itself, so it would wait for ever.
+    """
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "only a process of multiprocessing has a parent to outlive"
+
+    def watch() -> None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent watch", daemon=True).start()

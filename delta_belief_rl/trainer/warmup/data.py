@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from delta_belief_rl.trainer.processes import data_processes
+from delta_belief_rl.trainer.processes import data_processes, end_with_parent
 from delta_belief_rl.trainer.warmup.games import (
     GameBatch,
     Language,
@@ -43,6 +43,7 @@ _recipe: list[BatchRecipe] = []
 
 
 def _start_worker(recipe: BatchRecipe) -> None:
+    end_with_parent()
     _recipe[:] = [recipe]
 
 
