@@ -13,7 +13,7 @@
 #   GPU_BUSY_MIB   a GPU with so much memory in use counts as taken           (1024)
 #   GPU_WAIT_S     seconds that a GPU has to become free                      (30)
 #   STOP_WITHIN_S  seconds that the command has after SIGUSR1, then it is killed (150)
-#   REQUEUE        0: leave the job out of the queue                          (1)
+#   REQUEUE        how often the job may go back into the queue; 0: never     (100)
 #
 # Ends with status 2 and one sentence where the job cannot run.
 
@@ -181,7 +181,13 @@ job_wait() {
 }
 
 job_requeue() {
-  if [[ -z ${SLURM_JOB_ID:-} || ${REQUEUE:-1} == 0 ]]; then
+  local most="${REQUEUE:-100}" count="${SLURM_RESTART_COUNT:-0}"
+  if [[ -z ${SLURM_JOB_ID:-} || $most == 0 ]]; then
+    return 0
+  fi
+  # One whose first step takes longer than its time would come back for ever.
+  if ((count >= most)); then
+    job_say "job $SLURM_JOB_ID has been put back $count times, REQUEUE allows $most: it stays out"
     return 0
   fi
   # The batch system may end this shell at once.

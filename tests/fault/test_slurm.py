@@ -321,6 +321,16 @@ def test_H6_a_run_that_does_not_stop_is_killed_in_time_to_be_requeued(machine: M
     assert 2 <= time.monotonic() - began < 60
 
 
+@pytest.mark.parametrize(("restarts", "requeued"), [("1", True), ("2", False), ("7", False)])
+def test_H6_a_job_goes_back_into_the_queue_only_so_often(
+    machine: Machine, restarts: str, requeued: bool
+) -> None:
+    more = JOB | {"REQUEUE": "2", "SLURM_RESTART_COUNT": restarts}
+    status, err, calls = cut_short(machine, "143", signal.SIGUSR1, **more)
+    assert (status, bool(calls)) == (143, requeued)
+    assert ("it stays out" in err) != requeued
+
+
 @pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv of util-linux")
 def test_H3_a_run_whose_shell_is_killed_is_asked_to_end(machine: Machine) -> None:
     ready = machine.folder / "ready"
