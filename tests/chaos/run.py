@@ -36,7 +36,11 @@ STRAIGHT_SECONDS = 1800.0
 """Longest that the straight run may take."""
 STEP_SECONDS = 300.0
 """A run must be over a fault, a whole start included, by then."""
-PATIENCE = ("actor_rollout_ref.nccl_timeout=60", "judge_rollout.timeout_s=20")
+PATIENCE = (
+    "actor_rollout_ref.nccl_timeout=60",
+    "judge_rollout.timeout_s=20",
+    "trainer.heartbeat_timeout=30",
+)
 """Deadlines of the run, short so that what hangs is noticed while one watches."""
 
 
