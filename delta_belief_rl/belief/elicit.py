@@ -13,7 +13,7 @@ sees the exchange.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal
@@ -26,6 +26,12 @@ from delta_belief_rl.types import FloatArray, IntArray, UserError
 Aggregate = Literal["sum", "mean"]
 
 DEFAULT_TEMPLATE = "Is it '{secret}'?"
+TEMPLATES: Mapping[str, str] = {
+    "murder_mystery": "I accuse. {secret}",
+    "customer_service": "I know what is wrong. {secret}",
+    "user_personalization": "I know what matters to you. {secret}",
+}
+"""By environment, the guess of one whose answer is a text and not a name."""
 NEUTRAL_QUESTION = "Is it something?"
 """With yes for a reply it says nothing about any secret."""
 _PLACE = "{secret}"
@@ -131,6 +137,16 @@ def elicitor(
         return Elicitation.build(chat, secret, template, agg, exchange)
 
     return build
+
+
+def template_of(env: str) -> str:
+    """The guess of an environment (``multi_turn.env``).
+
+    Example:
+        >>> template_of("guess_my_city")
+        "Is it '{secret}'?"
+    """
+    return TEMPLATES.get(env, DEFAULT_TEMPLATE)
 
 
 def _check(chat: ChatFormat, secret: str, ids: tuple[int, ...], scored: tuple[int, ...]) -> None:

@@ -47,8 +47,7 @@ class Outcome:
 
     Attributes:
         step: Last step with a record when it happened; -1 before the first.
-        seconds: From the fault to the next record of a step (of the step after it, where a worker
-            stands still), or to the end of the run.
+        seconds: From the fault to the end of a step that began after it, or to that of the run.
         steps_lost: Saved steps that were trained again.
         games_lost: Games that a run which mended itself played again.
     """
@@ -191,9 +190,8 @@ def inject(
     wound = FAULTS[kind](run, rng)
     if wound is None:
         return None
-    # With a worker that stands still the step at hand may end without it, the next one cannot.
-    goal = step + 1 if wound.stopped is None else step + 2
-    over = wait_until(lambda: run.keeper.tend() or last_step(run.out) >= goal, limit)
+    # The step at hand may end without what was hit; the one after it cannot.
+    over = wait_until(lambda: run.keeper.tend() or last_step(run.out) >= step + 2, limit)
     seconds = time.monotonic() - began
     if wound.stopped is not None and born(wound.stopped):
         run.send(wound.stopped, signal.SIGCONT)

@@ -147,10 +147,22 @@ def test_H1_an_engine_that_stays_paused_after_a_validation_ends_the_run_as_stall
 # --- real processes -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("moment", ["Ray starts", "games are played"])
+@pytest.mark.parametrize(
+    ("moment", "sent"),
+    [
+        ("Ray starts", signal.SIGTERM),
+        ("games are played", signal.SIGTERM),
+        ("games are played", signal.SIGINT),
+    ],
+)
 def test_H3_W7_a_real_run_told_to_end_leaves_one_line_and_no_process(
-    moment: str, tmp_path: Path, world: Path
+    moment: str, sent: signal.Signals, tmp_path: Path, world: Path
 ) -> None:
+    """By the batch system, which tells the driver alone, or by Ctrl-C, which all processes get."""
+    said, status, cause = {
+        signal.SIGTERM: ("told to end (SIGTERM)", ExitStatus.TERMINATED, "terminated"),
+        signal.SIGINT: ("interrupted", ExitStatus.INTERRUPTED, "interrupted"),
+    }[sent]
     out = tmp_path / "run"
     # Short, because Ray's sockets lie below it.
     with tempfile.TemporaryDirectory(prefix="db", dir="/tmp") as scratch:
@@ -171,17 +183,17 @@ def test_H3_W7_a_real_run_told_to_end_leaves_one_line_and_no_process(
                 time.sleep(0.05)
             time.sleep(1.0)
             family = descendants(process.pid)
-            process.send_signal(signal.SIGTERM)
+            (os.killpg if sent is signal.SIGINT else os.kill)(process.pid, sent)
             output, _ = process.communicate(timeout=END_SECONDS)
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
-        assert process.returncode == ExitStatus.TERMINATED, output
-        assert output.count("The run was told to end (SIGTERM) after step") == 1
+        assert process.returncode == status, output
+        assert output.count(f"The run was {said} after step") == 1
         assert "Traceback" not in output
         assert "SIGTERM" not in output.replace("told to end (SIGTERM)", "")
         end = read_records(out / "events.jsonl")[-1]
-        assert (end["kind"], end["status"], end["cause"]) == ("end", 143, "terminated")
+        assert (end["kind"], end["status"], end["cause"]) == ("end", status, cause)
         if moment == "games are played":
             assert family
             assert end["step"] >= 1
