@@ -1,0 +1,1 @@
+"""Checks of a machine with one or two GPUs, and the tables of docs/results_gpu.md."""
