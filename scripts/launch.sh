@@ -5,10 +5,12 @@
 #
 #   BASE_MODEL             the policy's model              (actor_rollout_ref.model.path)
 #   ORACLE_MODEL           the judge's model               (judge_rollout.model.path)
+#   ORACLE_SETTING         that setting, for a judge behind an API
 #   EXPERIMENT_NAME        the run's name                  (trainer.experiment_name)
 #   WANDB_PROJECT          the project                     (trainer.project_name)
 #   SEED                   the seed                        (seed)
 #   CUDA_VISIBLE_DEVICES   the GPUs; their number goes to  (trainer.n_gpus_per_node)
+#   NNODES                 the machines; SLURM's unless given (trainer.nnodes)
 #   PYTHON                 the interpreter; the repository's .venv, else python3, by default
 #
 # A variable that is unset or empty leaves the experiment's own value. Settings behind the
@@ -37,7 +39,7 @@ setting() {
 }
 
 setting actor_rollout_ref.model.path "${BASE_MODEL:-}"
-setting judge_rollout.model.path "${ORACLE_MODEL:-}"
+setting "${ORACLE_SETTING:-judge_rollout.model.path}" "${ORACLE_MODEL:-}"
 setting trainer.experiment_name "${EXPERIMENT_NAME:-}"
 setting trainer.project_name "${WANDB_PROJECT:-}"
 if [[ -n ${SEED:-} ]]; then
@@ -46,6 +48,10 @@ fi
 if [[ -n ${CUDA_VISIBLE_DEVICES:-} ]]; then
   IFS=, read -r -a gpus <<<"$CUDA_VISIBLE_DEVICES"
   settings+=("trainer.n_gpus_per_node=${#gpus[@]}")
+fi
+nodes="${NNODES:-${SLURM_JOB_NUM_NODES:-1}}"
+if [[ $nodes != 1 ]]; then
+  settings+=("trainer.nnodes=$nodes" ray_init.address=auto)
 fi
 
 run=("$python" train.py "experiment=$experiment" ${settings[@]+"${settings[@]}"} "$@")

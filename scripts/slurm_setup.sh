@@ -15,6 +15,16 @@
 #   STOP_WITHIN_S  seconds that the command has after SIGUSR1, then it is killed (150)
 #   REQUEUE        how often the job may go back into the queue; 0: never     (100)
 #
+# With several machines job_run runs the command by "delta-belief node" on all of them: a job of
+# SLURM with more than one node starts it there by srun, and without SLURM one calls job_run on
+# every machine.
+#
+#   NNODES         machines; those of the job by default
+#   NODE_RANK      without SLURM: number of this machine, from 0
+#   MEET_DIR       folder that all machines share; with SLURM outputs/ by default
+#   MEET_WITHIN_S  seconds until all machines must be there                   (300)
+#   NET_INTERFACE  network interface between the machines; Ray's choice by default
+#
 # Ends with status 2 and one sentence where the job cannot run.
 
 job_say() {
@@ -181,7 +191,7 @@ job_wait() {
 }
 
 job_requeue() {
-  local most="${REQUEUE:-100}" count="${SLURM_RESTART_COUNT:-0}"
+  local most="${REQUEUE:-100}" count="${SLURM_RESTART_COUNT:-}"
   if [[ -z ${SLURM_JOB_ID:-} || $most == 0 ]]; then
     return 0
   fi
@@ -196,9 +206,49 @@ job_requeue() {
   scontrol requeue "$SLURM_JOB_ID" || job_say "job $SLURM_JOB_ID could not be put back"
 }
 
+# The command as one of several machines runs it, in job_words; on one machine it stays as it is.
+job_on_nodes() {
+  local nodes="${NNODES:-${SLURM_JOB_NUM_NODES:-}}" meet="${MEET_DIR:-}"
+  local root node=() start=()
+  job_words=("$@")
+  if [[ -z $nodes || $nodes == 1 ]]; then
+    return 0
+  fi
+  if [[ ! $nodes =~ ^[1-9][0-9]*$ ]]; then
+    job_say "NNODES=$nodes is no number of machines"
+    return 2
+  fi
+  if [[ -z ${python:-} ]]; then
+    root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+    # shellcheck source=scripts/find_python.sh
+    source "$root/scripts/find_python.sh"
+    find_python "$root" delta_belief_rl.cli.front
+  fi
+  node=("$python" -m delta_belief_rl.cli.main node --deadline "${MEET_WITHIN_S:-300}")
+  if [[ -n ${NET_INTERFACE:-} ]]; then
+    node+=(--interface "$NET_INTERFACE")
+  fi
+  if [[ -n ${SLURM_JOB_ID:-} ]]; then
+    # Each start of each job has a folder of its own.
+    meet="${meet:-$PWD/outputs}/.meet-$SLURM_JOB_ID${SLURM_RESTART_COUNT:+-$SLURM_RESTART_COUNT}"
+    # A machine that fails tells the others itself, so that the run can end in order.
+    start=(srun "--nodes=$nodes" "--ntasks=$nodes" --ntasks-per-node=1 --kill-on-bad-exit=0)
+    start+=(--cpu-bind=none)
+  elif [[ -n $meet && -n ${NODE_RANK:-} ]]; then
+    node+=(--rank "$NODE_RANK" --nodes "$nodes")
+  else
+    job_say "NNODES=$nodes needs NODE_RANK, the number of this machine from 0, and MEET_DIR, a\
+ folder that all machines share"
+    return 2
+  fi
+  job_words=(${start[@]+"${start[@]}"} "${node[@]}" --meet "$meet" -- "$@")
+}
+
 # job_run COMMAND...: its exit status; 143 where it was asked to end.
 job_run() {
-  local before
+  local before job_words=()
+  job_on_nodes "$@" || return
+  set -- "${job_words[@]}"
   before="$(trap -p INT HUP TERM USR1)"
   job_pid='' job_signal='' job_woken=''
   trap 'job_pass_on USR1' USR1

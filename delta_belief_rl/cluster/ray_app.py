@@ -13,21 +13,16 @@ from pathlib import Path
 
 import ray
 
+from delta_belief_rl.cluster.machines import find_machines
 from delta_belief_rl.cluster.network import address_of, communication_env, describe
+from delta_belief_rl.cluster.ray_env import EVERY_START, OWN_HEAD, is_short
 from delta_belief_rl.cluster.ray_watch import watched
 from delta_belief_rl.cluster.reaper import MARK, Reaper
 from delta_belief_rl.cluster.stacks import FOLDER
+from delta_belief_rl.config.plan import MachineNeeds
 from delta_belief_rl.config.schema_trainer import RayInit
 from delta_belief_rl.obs.exits import Terminated, exit_on_sigterm
 from delta_belief_rl.types import UserError
-
-SOCKET_PATH_LIMIT = 107
-"""Longest path of a Unix socket on Linux, in bytes."""
-
-HEAD_GONE_SECONDS = 20
-"""Seconds after which a driver and its workers give up a head of Ray that does not answer."""
-
-_LONGEST_SOCKET = len("/session_2026-01-01_00-00-00_000000_0000000/sockets/plasma_store")
 
 
 @contextmanager
@@ -36,6 +31,7 @@ def ray_session(
     num_cpus: int,
     num_gpus: int,
     on_lost: Callable[[BaseException], None] = lambda _: None,
+    needs: MachineNeeds | None = None,
 ) -> Iterator[None]:
     """A Ray instance for the length of the block.
 
@@ -44,29 +40,28 @@ def ray_session(
             removed afterwards; any other address joins a running cluster and leaves it running.
         num_cpus: Logical CPUs of a private instance.
         num_gpus: GPUs of the run.
-        on_lost: Told by a ``RayLost``, from another thread, that Ray is gone under the run.
+        on_lost: Told by a ``RayLost``, from another thread, that Ray is gone under the run, or
+            one of its machines.
+        needs: The machines of a cluster that is joined; one with all of the GPUs unless given.
 
     Raises:
         UserError: The folder is too long for Ray, the cluster is one that a run cannot use, or
             there is no such network interface.
     """
     address = _address(settings)
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    # Ray lowers the priority of its workers by default; here they do all of the work.
-    os.environ.setdefault("RAY_worker_niceness", "0")
+    for name, value in EVERY_START.items():
+        os.environ.setdefault(name, value)
     if settings.address != "local":
-        with _own_sigterm():
-            ray.init(address=settings.address, log_to_driver=True, logging_level=logging.WARNING)
+        _join(settings.address)
         try:
-            _check_machines(settings.address, num_gpus)
-            with watched(on_lost):
+            machines = find_machines(needs or MachineNeeds(1, num_gpus))
+            with watched(on_lost, machines):
                 yield
         finally:
             ray.shutdown()
         return
-    # Without its head a run can do nothing, and Ray would wait for it for a minute.
-    os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", str(HEAD_GONE_SECONDS))
+    for name, value in OWN_HEAD.items():
+        os.environ.setdefault(name, value)
     folder, private = _scratch(settings.temp_dir or os.environ.get("RAY_TMPDIR"))
     with _nothing_left(folder, private=private):
         with _own_sigterm():
@@ -97,6 +92,24 @@ def _address(settings: RayInit) -> str | None:
     address = address_of(settings.interface)
     os.environ.update(communication_env(settings.interface))
     return address
+
+
+def _join(address: str) -> None:
+    """Connect this process with a running cluster."""
+    if address == "auto" and not os.environ.get("RAY_ADDRESS"):
+        raise UserError(
+            "ray_init.address=auto joins the Ray cluster that the environment variable RAY_ADDRESS "
+            "names, which is not set: set it, or ray_init.address=local."
+        )
+    try:
+        with _own_sigterm():
+            ray.init(address=address, log_to_driver=True, logging_level=logging.WARNING)
+    except ConnectionError as error:
+        where = os.environ["RAY_ADDRESS"] if address == "auto" else address
+        raise UserError(
+            f"There is no Ray cluster at {where} (ray_init.address={address}): start it, or set "
+            "ray_init.address=local."
+        ) from error
 
 
 @contextmanager
@@ -138,16 +151,6 @@ def _own_sigterm() -> Iterator[None]:
         exit_on_sigterm()
 
 
-def _check_machines(address: str, num_gpus: int) -> None:
-    """Refuse a joined cluster on whose GPUs a worker could land away from those it is told of."""
-    machines = sum(bool(node["Alive"]) for node in ray.nodes())
-    if num_gpus and machines > 1:
-        raise UserError(
-            f"The Ray cluster {address!r} has {machines} machines, and a run books GPUs of one: "
-            "join a cluster of one machine, or set ray_init.address=local."
-        )
-
-
 def _scratch(wanted: str | None) -> tuple[Path, bool]:
     """The scratch folder, and whether it is ours to remove."""
     if wanted:
@@ -156,7 +159,7 @@ def _scratch(wanted: str | None) -> tuple[Path, bool]:
         private = False
     else:
         folder, private = Path(tempfile.mkdtemp(prefix="dbrl-")), True
-    if len(str(folder)) + _LONGEST_SOCKET > SOCKET_PATH_LIMIT:
+    if not is_short(str(folder)):
         if private:
             folder.rmdir()
         raise UserError(

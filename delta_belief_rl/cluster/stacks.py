@@ -2,8 +2,8 @@
 
 Each worker of the driver's machine leaves a file in a folder of the run, from the moment at which
 it can answer the signal, and writes its stacks into it. The driver's handler asks all of them and
-puts what they wrote into one file beside the run's other logs. Workers that joined another Ray
-cluster, and processes that a worker has started itself, are out of reach.
+puts what they wrote into one file beside the run's other logs. Workers of other machines or of a
+Ray that somebody else has started, and processes that a worker itself has started, cannot be asked.
 """
 
 from __future__ import annotations

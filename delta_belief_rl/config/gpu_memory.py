@@ -25,24 +25,29 @@ class Need:
     bytes: float
 
 
-def check_gpus(plan: Plan, gpus: Sequence[Gpu]) -> None:
+def check_gpus(plan: Plan, gpus: Sequence[Gpu], first: int = 0) -> None:
     """Refuse to load models onto a GPU that is too small, or that others hold too much of.
+
+    Args:
+        plan: Of the run.
+        gpus: Those of one machine.
+        first: Number of its first GPU in the plan.
 
     Raises:
         UserError: The first such GPU, with what the plan needs there and who holds it.
     """
-    for sentence in (*size_problems(plan, gpus), *gpu_problems(plan, gpus)):
+    for sentence in (*size_problems(plan, gpus, first), *gpu_problems(plan, gpus, first)):
         raise UserError(sentence)
 
 
-def size_problems(plan: Plan, gpus: Sequence[Gpu]) -> Iterator[str]:
+def size_problems(plan: Plan, gpus: Sequence[Gpu], first: int = 0) -> Iterator[str]:
     """One sentence for each process of the plan that no empty GPU of this kind could hold.
 
     Only what is exact counts: weights, the state of their optimizer, and a cache of the size that
     was asked for or that a single sequence needs.
     """
     config = plan.config
-    by_number = {gpu.index: gpu for gpu in gpus}
+    by_number = {first + gpu.index: gpu for gpu in gpus}
     for place in plan.placements:
         gpu = by_number.get(place.gpus[0]) if place.gpus else None
         if gpu is None:
@@ -119,14 +124,14 @@ def _engine_size(load: _Load, parallel: int, gpu: Gpu) -> Iterator[str]:
         )
 
 
-def gpu_problems(plan: Plan, gpus: Sequence[Gpu]) -> Iterator[str]:
+def gpu_problems(plan: Plan, gpus: Sequence[Gpu], first: int = 0) -> Iterator[str]:
     """One sentence for each GPU where the plan does not fit beside what others hold.
 
     A GPU that is empty is never refused: the account is an estimate, and where it is too small for
     the plan alone nobody else is in the way.
     """
     for gpu in gpus:
-        needs = gpu_needs(plan, gpu)
+        needs = gpu_needs(plan, gpu, first)
         needed, held = sum(need.bytes for need in needs), gpu.total - gpu.free
         if needed <= gpu.free or held <= IDLE_BYTES:
             continue
@@ -138,13 +143,13 @@ def gpu_problems(plan: Plan, gpus: Sequence[Gpu]) -> Iterator[str]:
         )
 
 
-def gpu_needs(plan: Plan, gpu: Gpu) -> list[Need]:
-    """What each process of the plan needs of a GPU.
+def gpu_needs(plan: Plan, gpu: Gpu, first: int = 0) -> list[Need]:
+    """What each process of the plan needs of a GPU; ``first`` as in ``check_gpus``.
 
     A policy engine that sleeps while the policy is trained gives its memory back, so of engine and
     update only the larger one counts, beside the weights of the training rank.
     """
-    places = [place for place in plan.placements if gpu.index in place.gpus]
+    places = [place for place in plan.placements if first + gpu.index in place.gpus]
     rank = sum(line.bytes for line in plan.memory)
     weights = plan.memory[0].bytes if plan.memory else 0.0
     needs: list[Need] = []

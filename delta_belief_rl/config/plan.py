@@ -47,6 +47,23 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True)
+class MachineNeeds:
+    """What the machines of a run must be.
+
+    Attributes:
+        count: Of them (``trainer.nnodes``).
+        gpus: GPUs that the plan counts on each of them; the first machine has the first numbers.
+    """
+
+    count: int
+    gpus: int
+
+    def machine(self, gpu: int) -> int:
+        """Number of the machine that has a GPU of the plan."""
+        return gpu // self.gpus if self.count > 1 and self.gpus else 0
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """The derived numbers of a run.
 
@@ -54,6 +71,7 @@ class Plan:
         device: ``cpu`` or ``cuda``, for the policy.
         cores: CPU cores of the run.
         gpus: GPUs that all pools need together.
+        machines: Those that the run is on.
         threads: CPU threads of the policy.
         steps_per_epoch: None where the number of training tasks is not known.
         total_steps: Training steps; 0 for an evaluation, None where not known.
@@ -68,6 +86,7 @@ class Plan:
     device: str
     cores: int
     gpus: int
+    machines: MachineNeeds
     threads: int
     placements: tuple[Placement, ...]
     secrets_per_step: int
@@ -133,21 +152,25 @@ def make_plan(config: RunConfig, facts: Facts) -> Plan:
     """Derive the plan of a valid configuration."""
     actor_gpus = _actor_gpus(config, facts)
     placements, gpus = _place(config, actor_gpus)
+    machines = _machines(config, facts, gpus)
     update, turns, trainer = config.actor_rollout_ref.actor, config.multi_turn, config.trainer
     batch, mini, group = config.data.train_batch_size, update.ppo_mini_batch_size, turns.train.n
     tokens = update.ppo_max_token_len_per_gpu
     if not update.use_dynamic_bsz:
         tokens = update.ppo_micro_batch_size_per_gpu * config.data.max_prompt_length
     per_epoch, total = _schedule(config, facts)
+    model = None if config.actor_rollout_ref.model.api_model_name else facts.model
     val_each = turns.val.n + (1 if trainer.validation.greedy else 0)
     cores = config.ray_init.num_cpus or facts.cores
+    sharing = max(1, min(actor_gpus, machines.gpus))
     return Plan(
         config=config,
         facts=facts,
         device="cuda" if actor_gpus else "cpu",
         cores=cores,
         gpus=gpus,
-        threads=config.actor_rollout_ref.num_threads or max(1, facts.cores // max(1, actor_gpus)),
+        machines=machines,
+        threads=config.actor_rollout_ref.num_threads or max(1, facts.cores // sharing),
         placements=placements,
         secrets_per_step=batch,
         games_per_step=batch * group,
@@ -157,11 +180,14 @@ def make_plan(config: RunConfig, facts: Facts) -> Plan:
         steps_per_epoch=per_epoch,
         total_steps=total,
         val_games=None if facts.num_val_tasks is None else facts.num_val_tasks * val_each,
-        memory=estimate_memory(config, facts.model, actor_gpus, tokens),
+        memory=estimate_memory(config, model, actor_gpus, tokens),
         judge_memory=estimate_judge_memory(config, facts.judge_model),
-        engine_needs=policy_engine_needs(config, facts.model),
+        engine_needs=policy_engine_needs(config, model),
         judge_needs=judge_engine_needs(config, facts.judge_model),
-        problems=tuple(_problems(config, facts, gpus, actor_gpus, per_epoch)),
+        problems=(
+            *_problems(config, facts, gpus, actor_gpus, per_epoch),
+            *_machine_problems(config, placements, gpus, machines),
+        ),
     )
 
 
@@ -172,6 +198,38 @@ def _actor_gpus(config: RunConfig, facts: Facts) -> int:
     if actor.device == "cpu" or actor.model.api_model_name:
         return 0
     return 1 if facts.gpus or actor.device == "cuda" or actor.rollout.name == "vllm" else 0
+
+
+def _machines(config: RunConfig, facts: Facts, gpus: int) -> MachineNeeds:
+    trainer = config.trainer
+    if trainer.nnodes == 1:
+        return MachineNeeds(1, gpus)
+    each = trainer.n_gpus_per_node
+    return MachineNeeds(trainer.nnodes, (facts.gpus if each is None else each) if gpus else 0)
+
+
+def _machine_problems(
+    config: RunConfig, placements: tuple[Placement, ...], gpus: int, machines: MachineNeeds
+) -> Iterator[str]:
+    """GPUs that several machines do not have, and processes that would be on two of them."""
+    offered = machines.count * machines.gpus
+    if gpus > offered:
+        yield (
+            f"The run needs {gpus} GPUs and {machines.count} machines of {machines.gpus} have "
+            f"{offered}: lower the pools, or raise trainer.nnodes or trainer.n_gpus_per_node."
+        )
+        return
+    for place in placements:
+        if len({machines.machine(gpu) for gpu in place.gpus}) > 1:
+            pool = "judge_rollout" if place.pool == "judge" else "actor_rollout_ref"
+            yield (
+                f"{'Judge' if place.pool == 'judge' else 'Policy engine'} {place.replica} would be "
+                f"on GPUs {place.gpus[0]} to {place.gpus[-1]}, which are of two machines with "
+                f"{machines.gpus} GPUs each: choose {pool}.ngpus and "
+                f"{pool}.rollout.tensor_model_parallel_size so that every machine holds whole "
+                "replicas."
+            )
+            return
 
 
 def _schedule(config: RunConfig, facts: Facts) -> tuple[int | None, int | None]:
@@ -199,8 +257,12 @@ def _place(config: RunConfig, actor_gpus: int) -> tuple[tuple[Placement, ...], i
     for rank in range(ranks):
         places.append(Placement("actor", rank, (rank,) if actor_gpus else (), task))
     parallel = (actor.rollout.tensor_model_parallel_size or actor_gpus) if actor_gpus else 1
-    engine = f"API model {actor.model.api_model_name}" if not ranks else actor.rollout.name
+    engine = actor.rollout.name
     replicas = max(1, actor_gpus // parallel) if actor_gpus else actor.rollout.replicas
+    if not ranks:
+        runs = f"API model {actor.model.api_model_name}, asked by the run's own process"
+        places.append(Placement("engine", 0, (), runs))
+        replicas = 0
     for replica in range(replicas):
         block = range(replica * parallel, (replica + 1) * parallel) if actor_gpus else range(0)
         words = f"{engine} engine, tp {parallel}" if actor_gpus else f"{engine} engine"

@@ -38,13 +38,19 @@ def render_plan(plan: Plan) -> str:
 
 
 def _places(plan: Plan) -> Iterator[str]:
+    machines = plan.machines
+    several = f" on {machines.count} machines" if machines.count > 1 else ""
     yield (
-        f"Places ({plan.cores} CPU cores and {plan.facts.gpus} GPUs here; {plan.gpus} GPUs needed)"
+        f"Places ({plan.cores} CPU cores and {plan.facts.gpus} GPUs here; {plan.gpus} GPUs needed"
+        f"{several})"
     )
-    rows = [("pool", "replica", "GPU", "what runs")]
+    rows = [("pool", "replica", *(("machine",) if several else ()), "GPU", "what runs")]
     for place in plan.placements:
-        where = ",".join(str(gpu) for gpu in place.gpus) or "CPU"
-        rows.append((place.pool, str(place.replica), where, place.runs))
+        first = machines.machine(place.gpus[0]) if place.gpus else None
+        which = ("any" if first is None else str(first),) if several else ()
+        own = (gpu - (first or 0) * machines.gpus for gpu in place.gpus)
+        where = ",".join(map(str, own)) or "CPU"
+        rows.append((place.pool, str(place.replica), *which, where, place.runs))
     yield from _table(rows)
     if plan.device == "cpu" and plan.pool("actor"):
         yield f"  The policy uses {plan.threads} CPU threads."

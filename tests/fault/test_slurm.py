@@ -1,7 +1,7 @@
 """Jobs of a batch system: what they may use, how they are cut short, and what they leave.
 
-``nvidia-smi`` and ``scontrol`` are stand-ins, first on the path, that write down their calls. The
-shell, the signals and the runs are real.
+``nvidia-smi``, ``scontrol`` and ``srun`` are stand-ins, first on the path, that write down their
+calls. The shell, the signals and the runs are real.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from tests.processes import descendants, mentioning
-from tests.runs import ROOT, assert_same_run, words, write_world
+from tests.runs import ROOT, assert_same_run, play, words, write_world
 
 pytestmark = pytest.mark.fault
 
@@ -46,7 +46,38 @@ case $1 in
 esac
 """
 SCONTROL = '#!/usr/bin/env bash\nprintf \'scontrol %s\\n\' "$*" >>"{folder}/calls"\n'
-APART = re.compile(r"SLURM|CUDA_VISIBLE|RAY_|TMPDIR$|REQUEUE$|GPU_(BUSY|WAIT)|STOP_WITHIN")
+SRUN = """#!/usr/bin/env bash
+printf 'srun %s\\n' "$*" >>"{folder}/calls"
+while [[ $1 == --* ]]; do
+  [[ $1 != --nodes=* ]] || nodes="${{1#--nodes=}}"
+  shift
+done
+tasks=()
+trap 'woken=1; kill -TERM "${{tasks[@]}}" 2>/dev/null' TERM
+for ((node = 0; node < nodes; node++)); do
+  SLURM_NODEID=$node SLURM_STEP_NUM_NODES=$nodes "$@" &
+  tasks+=("$!")
+done
+highest=0
+for task in "${{tasks[@]}}"; do
+  woken=1
+  while [[ -n $woken ]]; do woken='' status=0; wait "$task" || status=$?; done
+  ((status <= highest)) || highest=$status
+done
+exit "$highest"
+"""
+"""Starts a task for each node, passes SIGTERM on to all of them, and has the highest status."""
+NODE = """#!/usr/bin/env bash
+if [[ $1 != -m ]]; then exec {python} "$@"; fi
+printf 'node %s %s\\n' "${{SLURM_NODEID:--}}" "$*" >>"{folder}/calls"
+while [[ $1 != -- ]]; do shift; done
+[[ ${{SLURM_NODEID:-${{NODE_RANK:-0}}}} == 0 ]] || exit 0
+exec "${{@:2}}"
+"""
+"""An interpreter whose ``delta-belief node`` runs the command on rank 0 and starts no Ray."""
+APART = re.compile(
+    r"SLURM|NNODES$|NODE_RANK$|MEET_|NET_INTERFACE$|CUDA_VISIBLE|RAY_|TMPDIR$|REQUEUE$|GPU_(BUSY|WAIT)|STOP_WITHIN"
+)
 
 
 @dataclass
@@ -74,6 +105,7 @@ class Machine:
     def start(self, *command: str, **more: str) -> subprocess.Popen[str]:
         """Start a job in a session of its own."""
         self._program("scontrol", SCONTROL)
+        self._program("srun", SRUN)
         kept = {name: value for name, value in os.environ.items() if not APART.match(name)}
         path = f"{self.folder / 'bin'}:{kept['PATH']}"
         process = subprocess.Popen(
@@ -93,11 +125,16 @@ class Machine:
         out, err = process.communicate(timeout=SECONDS)
         return process.returncode, out, err
 
-    def _program(self, name: str, text: str) -> None:
+    def python(self) -> str:
+        """An interpreter that starts no Ray; see ``NODE``."""
+        return str(self._program("python", NODE))
+
+    def _program(self, name: str, text: str) -> Path:
         path = self.folder / "bin" / name
         path.parent.mkdir(exist_ok=True)
-        path.write_text(text.format(folder=self.folder))
+        path.write_text(text.format(folder=self.folder, python=sys.executable))
         path.chmod(0o755)
+        return path
 
 
 @pytest.fixture
@@ -396,3 +433,122 @@ def test_N2_H6_two_jobs_on_one_host_and_one_of_them_cut_short_and_requeued(
     assert len(set(folders)) == 3
     assert not any(folder.exists() or mentioning(str(folder)) for folder in folders)
     assert list(long.iterdir()) == []
+
+
+# --- jobs of several machines ---------------------------------------------------------------------
+
+
+def test_H6_a_job_of_several_machines_runs_through_srun_and_is_requeued(machine: Machine) -> None:
+    """The signal of the shell reaches the command on rank 0 by way of all tasks."""
+    meet = machine.folder / "meet"
+    more = {"PYTHON": machine.python(), "MEET_DIR": str(meet), "SLURM_JOB_NUM_NODES": "3"}
+    status, err, calls = cut_short(machine, "143", signal.SIGUSR1, **JOB, **more)
+    assert (status, calls) == (143, ["scontrol requeue 77"])
+    assert err == "slurm_setup.sh: job 77 goes back into the queue\n"
+    (srun,) = machine.calls("srun")
+    words = srun.split()
+    assert words[1:6] == [
+        "--nodes=3",
+        "--ntasks=3",
+        "--ntasks-per-node=1",
+        "--kill-on-bad-exit=0",
+        "--cpu-bind=none",
+    ]
+    ranks = [line.split()[1] for line in machine.calls("node")]
+    assert sorted(ranks) == ["0", "1", "2"]
+    assert f"-m delta_belief_rl.cli.main node --deadline 300 --meet {meet}/.meet-77 --" in srun
+
+    # What an earlier start of the job has left in its folder is of no interest to the next one.
+    again = machine.bash("job_run true", **JOB, **more, SLURM_RESTART_COUNT="1")
+    assert again[0] == 0
+    assert f"--meet {meet}/.meet-77-1 -- true" in machine.calls("srun")[-1]
+
+
+@pytest.mark.parametrize("end", ["0", "3"])
+def test_H6_a_job_of_several_machines_has_the_status_of_rank_0(machine: Machine, end: str) -> None:
+    more = {"PYTHON": machine.python(), "SLURM_JOB_NUM_NODES": "2"}
+    status, _, err = machine.bash(f'job_run bash -c "exit {end}"', **JOB, **more)
+    assert (status, err) == (int(end), "")
+    assert machine.calls("scontrol") == []
+
+
+def test_several_machines_without_a_batch_system_are_told_apart_by_the_user(
+    machine: Machine,
+) -> None:
+    given = {
+        "PYTHON": machine.python(),
+        "NNODES": "2",
+        "NODE_RANK": "0",
+        "MEET_DIR": "/shared/meet",
+        "MEET_WITHIN_S": "60",
+        "NET_INTERFACE": "ib0",
+    }
+    status, out, err = machine.bash("job_run echo here", **given)
+    assert (status, err) == (0, "")
+    assert out.endswith("\nhere\n")
+    status, out, _ = machine.bash("job_run echo here", **given | {"NODE_RANK": "1"})
+    assert status == 0
+    assert "here" not in out
+    start = "node - -m delta_belief_rl.cli.main node --deadline 60 --interface ib0"
+    assert machine.calls("node") == [
+        f"{start} --rank {rank} --nodes 2 --meet /shared/meet -- echo here" for rank in (0, 1)
+    ]
+    assert machine.calls("srun") == []
+    for lacking, expected in (
+        ({"NODE_RANK": ""}, "needs NODE_RANK, the number of this machine from 0, and MEET_DIR"),
+        ({"MEET_DIR": ""}, "needs NODE_RANK, the number of this machine from 0, and MEET_DIR"),
+        ({"NNODES": "two"}, "NNODES=two is no number of machines"),
+    ):
+        status, _, err = machine.bash("job_run echo here", **given | lacking)
+        assert status == 2
+        assert expected in err
+        assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("variable", ["NNODES", "SLURM_JOB_NUM_NODES"])
+def test_U5_the_launcher_sets_the_machines_of_the_run(machine: Machine, variable: str) -> None:
+    launch = ["bash", str(ROOT / "scripts/launch.sh"), "quickstart", "--dry-run"]
+    process = machine.start(*launch, **{variable: "2"})
+    out, err = process.communicate(timeout=SECONDS)
+    assert process.returncode == 0, err
+    assert "0 GPUs needed on 2 machines)" in out
+    one = machine.start(*launch, **{variable: "1"})
+    assert "machines" not in one.communicate(timeout=SECONDS)[0]
+
+
+@pytest.mark.slow
+def test_N2_H6_a_job_of_two_machines_is_cut_short_and_requeued(machine: Machine) -> None:
+    """It ends as the run that nothing disturbed, and no process and no folder is left."""
+    world = write_world(machine.folder / "tiny.yaml")
+    out, meet = machine.folder / "run", machine.folder / "meet"
+    engines = "actor_rollout_ref.rollout.replicas=2"
+    command = [word for word in words(out, world, engines) if not word.startswith("experiment=")]
+
+    def job(restarts: int) -> subprocess.Popen[str]:
+        more = {"SLURM_JOB_NUM_NODES": "2", "SLURM_RESTART_COUNT": str(restarts)}
+        script = str(ROOT / "scripts/launch.sh")
+        more |= {"MEET_DIR": str(meet), "MEET_WITHIN_S": str(int(RUN_SECONDS))} | JOB
+        return machine.start("bash", script, "quickstart", *command, **more)
+
+    first = job(0)
+    saved = out / "checkpoints" / "global_step_1" / "manifest.json"
+    until(lambda: saved.exists() or first.poll() is not None, RUN_SECONDS)
+    assert first.poll() is None, first.communicate()[1][-4000:]
+    ports = listening(first.pid)
+    assert ports
+    assert not ports & FIXED_PORTS
+    os.kill(first.pid, signal.SIGUSR1)
+    told, err = first.communicate(timeout=RUN_SECONDS)
+    assert first.returncode == 143, err[-4000:]
+    assert machine.calls("scontrol") == ["scontrol requeue 77"]
+    assert mentioning(str(ray_folder(told))) == []
+
+    second = job(1)
+    told, err = second.communicate(timeout=RUN_SECONDS)
+    assert second.returncode == 0, err[-4000:]
+    assert "resumed run" in err
+    assert mentioning(str(ray_folder(told))) == []
+    assert list(meet.iterdir()) == []
+    status, _ = play(words(machine.folder / "straight", world, engines))
+    assert status == 0
+    assert_same_run(out, machine.folder / "straight")

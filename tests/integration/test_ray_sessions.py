@@ -12,12 +12,12 @@ from types import SimpleNamespace
 import pytest
 import ray
 
-from delta_belief_rl.cluster import pools
+from delta_belief_rl.cluster import machines, pools
 from delta_belief_rl.cluster.gpus import BookedGpus, book_gpus
 from delta_belief_rl.cluster.ranks import meeting_point
 from delta_belief_rl.cluster.ray_app import ray_session
 from delta_belief_rl.cluster.workers import JudgeWorker
-from delta_belief_rl.config.plan import Placement
+from delta_belief_rl.config.plan import MachineNeeds, Placement
 from delta_belief_rl.config.schema_trainer import RayInit
 from delta_belief_rl.types import UserError
 
@@ -65,22 +65,63 @@ def test_N6_what_has_no_room_is_refused_in_time_with_both_numbers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("machines", "gpus", "refused"), [(2, 8, True), (2, 0, False), (1, 8, False)]
+    ("needs", "refused"),
+    [
+        (MachineNeeds(2, 8), False),
+        (MachineNeeds(3, 0), False),
+        (MachineNeeds(3, 8), True),
+        (MachineNeeds(4, 0), True),
+        (None, False),
+    ],
 )
-def test_N6_gpus_on_a_cluster_of_several_machines_are_refused_at_once(
-    machines: int, gpus: int, refused: bool, monkeypatch: pytest.MonkeyPatch
+def test_N6_a_joined_cluster_of_too_few_machines_is_left_at_once(
+    needs: MachineNeeds | None, refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[str] = []
-    nodes = [{"Alive": number < machines} for number in range(3)]
+    nodes = [
+        {
+            "NodeID": f"id{number}",
+            "NodeName": f"node{number}",
+            "NodeManagerAddress": f"10.0.0.{number}",
+            "Alive": number < 3,
+            "Resources": {"GPU": 8.0} if number < 2 else {},
+        }
+        for number in range(4)
+    ]
+    monkeypatch.setattr(machines, "LATE_SECONDS", 0.0)
     monkeypatch.setattr(ray, "init", lambda **_: calls.append("init"))
     monkeypatch.setattr(ray, "nodes", lambda: nodes)
-    context = SimpleNamespace(get_node_id=lambda: "own")
+    context = SimpleNamespace(get_node_id=lambda: "id1")
     monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
     monkeypatch.setattr(ray, "shutdown", lambda: calls.append("shutdown"))
-    told = pytest.raises(UserError, match="has 2 machines") if refused else nullcontext()
-    with told, ray_session(RayInit(address="10.0.0.1:6379"), 1, gpus):
+    told = pytest.raises(UserError, match="and the Ray cluster has 3") if refused else nullcontext()
+    with told, ray_session(RayInit(address="10.0.0.1:6379"), 1, 8, needs=needs):
         calls.append("run")
     assert calls == (["init", "shutdown"] if refused else ["init", "run", "shutdown"])
+
+
+def test_N2_auto_is_the_cluster_that_the_environment_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with (
+        pytest.raises(UserError, match="RAY_ADDRESS names, which is not set: set it"),
+        ray_session(RayInit(address="auto"), 1, 0),
+    ):
+        pass
+
+
+def test_N6_a_cluster_that_is_not_there_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(**_: object) -> None:
+        raise ConnectionError("nobody listens")
+
+    monkeypatch.setattr(ray, "init", refuse)
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:5")
+    with (
+        pytest.raises(
+            UserError, match=r"no Ray cluster at 10\.0\.0\.1:5 \(ray_init.address=auto\)"
+        ),
+        ray_session(RayInit(address="auto"), 1, 0),
+    ):
+        pass
 
 
 def test_N3_the_port_of_the_meeting_point_is_taken_from_the_first_moment() -> None:

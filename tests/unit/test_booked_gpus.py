@@ -10,6 +10,7 @@ import pytest
 from delta_belief_rl.cluster import pools
 from delta_belief_rl.cluster.gpus import VISIBLE, BookedGpus, book_gpus, in_order
 from delta_belief_rl.cluster.judges import JudgeReplicas, loading_turns
+from delta_belief_rl.cluster.machines import NODE_LABEL, Machine
 from delta_belief_rl.config.compose import load_config
 from delta_belief_rl.config.facts import Facts
 from delta_belief_rl.config.plan import Plan, make_plan
@@ -38,6 +39,18 @@ def test_a_worker_sees_the_gpus_of_its_place_and_no_other() -> None:
     assert booked.environment((2, 0))[VISIBLE] == "GPU-abc,2"
     # A worker without a GPU of its own is told so; otherwise it would see those of the whole job.
     assert booked.environment(())[VISIBLE] == ""
+
+
+def test_N6_a_worker_is_on_the_machine_of_its_gpus_or_on_any_of_the_runs() -> None:
+    pair = (Machine("aa", "node1", "10.0.0.1"), Machine("bb", "node2", "10.0.0.2"))
+    booked = BookedGpus(("0", "1", "0", "1"), machines=pair, homes=(0, 0, 1, 1))
+    assert booked.place((1,)) == {NODE_LABEL: "aa"}
+    assert booked.place((2, 3)) == {NODE_LABEL: "bb"}
+    assert booked.environment((2, 3))[VISIBLE] == "0,1"
+    assert booked.place(()) == {NODE_LABEL: "in(aa,bb)"}
+    # On a private Ray there is nothing to choose.
+    assert BookedGpus(("0",)).place((0,)) == {}
+    assert book_gpus(0, 1.0, pair).place(()) == {NODE_LABEL: "in(aa,bb)"}
 
 
 def test_a_run_without_gpus_books_none_and_changes_no_environment() -> None:

@@ -127,6 +127,21 @@ def test_M1_every_full_gpu_is_told_with_its_largest_holders() -> None:
     assert "a process that cannot be seen from here holds 79.0 GiB" in found[1]
 
 
+def test_M1_gpus_of_another_machine_are_compared_with_what_the_plan_puts_there() -> None:
+    pools = ("actor_rollout_ref.ngpus=2", "judge_rollout.ngpus=2")
+    plan = plan_of(PAPER, *pools, "judge_rollout.rollout.tensor_model_parallel_size=1")
+    full = [gpu(0), gpu(1, 1.0 * GIB)]
+    (problem,) = gpu_problems(plan, full, 2)
+    # The number is that of the machine.
+    assert problem.startswith("GPU 1 (A100) has 1.0 GiB")
+    assert "(judge 1 " in problem
+    with pytest.raises(UserError, match="GPU 1 "):
+        check_gpus(plan, full, 2)
+    small = [replace(gpu(0), total=2 * GIB, free=2 * GIB)]
+    assert "judge 0" in next(size_problems(plan, small, 2))
+    assert list(gpu_problems(plan, full, 4)) == []
+
+
 def test_M1_a_process_that_leaves_enough_is_left_alone() -> None:
     plan = plan_of(PAPER)
     needed = amounts(plan, 1)["judge 0"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -113,7 +114,9 @@ def test_an_api_policy_and_judge_need_no_process_with_a_gpu() -> None:
     )
     assert plan.gpus == 0
     assert plan.pool("actor") == ()
-    assert "API model m" in plan.pool("engine")[0].runs
+    (player,) = plan.pool("engine")
+    assert player.runs == "API model m, asked by the run's own process"
+    assert (plan.memory, plan.engine_needs) == ((), None)
     assert plan.total_steps == 0
     assert "Evaluation only" in plan.render()
 
@@ -150,6 +153,63 @@ def test_U1_tokens_per_micro_batch_come_from_games_or_from_the_budget() -> None:
     assert plan_of("experiment=paper_qwen1.7b").tokens_per_micro_batch == 16 * 2500
     dynamic = plan_of("experiment=paper_qwen1.7b", "actor_rollout_ref.actor.use_dynamic_bsz=true")
     assert dynamic.tokens_per_micro_batch == 70000
+
+
+TWO_MACHINES = (
+    "experiment=train_8xa100_paper",
+    "trainer.nnodes=2",
+    "ray_init.address=auto",
+    "trainer.n_gpus_per_node=4",
+    "actor_rollout_ref.ngpus=4",
+    "judge_rollout.ngpus=4",
+    "judge_rollout.rollout.tensor_model_parallel_size=2",
+)
+
+
+def test_N6_gpus_of_several_machines_are_numbered_on_and_shown_by_machine() -> None:
+    plan = plan_of(*TWO_MACHINES)
+    plan.check()
+    assert (plan.machines.count, plan.machines.gpus, plan.gpus) == (2, 4, 8)
+    assert [place.gpus for place in plan.pool("judge")] == [(4, 5), (6, 7)]
+    assert [plan.machines.machine(gpu) for gpu in range(8)] == [0] * 4 + [1] * 4
+    rows = [line.split()[:4] for line in plan.render().splitlines()]
+    assert ["pool", "replica", "machine", "GPU"] in rows
+    assert ["actor", "3", "0", "3"] in rows
+    assert ["judge", "1", "1", "2,3"] in rows
+    assert "8 GPUs needed on 2 machines)" in plan.render()
+    # What the ranks of one machine share are its own cores.
+    cores = Facts(1000, 198, cores=8, gpus=2)
+    three = plan_of(*TWO_MACHINES[:3], "actor_rollout_ref.ngpus=3", facts=cores)
+    assert (three.machines.gpus, three.threads) == (2, 4)
+
+
+def test_N6_a_replica_on_two_machines_is_a_problem() -> None:
+    plan = plan_of(*TWO_MACHINES, "trainer.n_gpus_per_node=5")
+    (problem,) = plan.problems
+    assert problem == (
+        "Judge 0 would be on GPUs 4 to 5, which are of two machines with 5 GPUs each: choose "
+        "judge_rollout.ngpus and judge_rollout.rollout.tensor_model_parallel_size so that every "
+        "machine holds whole replicas."
+    )
+    wide = ("trainer.n_gpus_per_node=6", "actor_rollout_ref.ngpus=8")
+    engine = "actor_rollout_ref.rollout.tensor_model_parallel_size=4"
+    (problem,) = plan_of(*TWO_MACHINES, *wide, engine).problems
+    assert problem.startswith("Policy engine 1 would be on GPUs 4 to 7, which are of two machines")
+
+
+def test_N6_more_gpus_than_all_machines_have_are_a_problem() -> None:
+    few = plan_of(*TWO_MACHINES[:3], "judge_rollout.ngpus=6", facts=Facts(1000, 198, 8, gpus=1))
+    assert any(
+        re.match(r"The run needs \d+ GPUs and 2 machines of 1 have 2: ", problem)
+        for problem in few.problems
+    )
+
+
+def test_a_run_without_gpus_may_be_anywhere_on_its_machines() -> None:
+    plan = plan_of("experiment=quickstart", *TWO_MACHINES[1:3], facts=Facts(99, 8, 2, gpus=0))
+    assert plan.problems == ()
+    assert (plan.machines.count, plan.machines.gpus) == (2, 0)
+    assert ["judge", "0", "any", "CPU"] in [line.split()[:4] for line in plan.render().splitlines()]
 
 
 def test_more_secrets_than_tasks_is_a_problem() -> None:
