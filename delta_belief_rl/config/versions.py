@@ -58,6 +58,8 @@ WINDOWS: tuple[Window, ...] = (
     Window("ray", (2, 50), (3, 0), ("ray",)),
     Window("torch", (2, 11), (3, 0), ("torch",)),
     Window("transformers", (5, 0), (6, 0), ("transformers",)),
+    Window("openai", (1, 60), (4, 0), ("openai",), extra="api"),
+    Window("tenacity", (9, 0), (10, 0), ("tenacity",), extra="api"),
     VLLM,
 )
 
@@ -90,7 +92,9 @@ def installed(window: Window, find: FindVersion = find_version) -> str | None:
 
 def needed(config: RunConfig) -> tuple[Window, ...]:
     """The libraries that a run of a configuration loads."""
-    engines = (config.actor_rollout_ref.rollout.name, config.judge_rollout.name)
+    actor = config.actor_rollout_ref
+    player = "api" if actor.model.api_model_name else actor.rollout.name
+    engines = (player, config.judge_rollout.name)
     return tuple(window for window in WINDOWS if not window.extra or window.extra in engines)
 
 

@@ -42,13 +42,20 @@ class TextRequest:
 
 @dataclass(frozen=True, slots=True)
 class TextCompletion:
-    """The answer to one request; ``error`` says why ``finish`` is ``ERROR``."""
+    """The answer to one request; ``error`` says why ``finish`` is ``ERROR``.
+
+    Attributes:
+        cost: What a service charged for it, in its own currency.
+        faults: Kinds of failed attempts at it, of an engine that tries again by itself.
+    """
 
     text: str
     finish: FinishReason
     prompt_tokens: int = 0
     sampled_tokens: int = 0
     error: str = ""
+    cost: float = 0.0
+    faults: tuple[str, ...] = ()
 
 
 @runtime_checkable

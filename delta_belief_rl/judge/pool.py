@@ -26,6 +26,9 @@ import numpy as np
 from delta_belief_rl.envs.base import Judge, JudgeReply, JudgeRequest
 from delta_belief_rl.types import Verdict
 
+_FAULT = "fault/"
+"""Begins the names of counters of ``JudgeReply.faults``."""
+
 ReplicaCall = Callable[[list[JudgeRequest]], Awaitable[list[JudgeReply]]]
 RestartReplica = Callable[[int], Awaitable[ReplicaCall]]
 """Starts another replica in the place of a dead one, by its number, and waits until it answers."""
@@ -95,8 +98,10 @@ class JudgeStats:
         timeouts: Attempts that missed the deadline.
         restarts: Dead replicas that were replaced, attempts that failed included.
         tokens: Tokens that judges say they spent.
+        cost: What services say they charged, in their own currency.
         latency_p50, latency_p95: Seconds from asking to the final reply, cached ones excluded.
         failures: Failed attempts by reason.
+        faults: Attempts that failed inside of judges that try again by themselves, by kind.
     """
 
     calls: int
@@ -106,9 +111,11 @@ class JudgeStats:
     timeouts: int
     restarts: int
     tokens: int
+    cost: float
     latency_p50: float
     latency_p95: float
     failures: dict[str, int]
+    faults: dict[str, int]
 
 
 @dataclass(slots=True, eq=False)
@@ -224,7 +231,7 @@ class JudgePool:
         hit = self._cache.get(self._key(request))
         if hit is not None:
             self._counts["cached"] += 1
-            return replace(hit, cached=True, seconds=0.0, tokens=0)
+            return replace(hit, cached=True, seconds=0.0, tokens=0, cost=0.0, faults=())
         future: asyncio.Future[JudgeReply] = asyncio.get_running_loop().create_future()
         item = _Item(request, future, time.monotonic())
         self._open[item] = None
@@ -246,9 +253,15 @@ class JudgePool:
             timeouts=self._counts["timeouts"],
             restarts=self._counts["restarts"],
             tokens=self._counts["tokens"],
+            cost=self._counts["nano_cost"] / 1e9,
             latency_p50=float(p50),
             latency_p95=float(p95),
             failures=dict(self._reasons),
+            faults={
+                name.removeprefix(_FAULT): count
+                for name, count in sorted(self._counts.items())
+                if name.startswith(_FAULT)
+            },
         )
 
     def reset_stats(self) -> None:
@@ -317,6 +330,7 @@ class JudgePool:
         finally:
             self._lanes[lane].load -= len(items)
         for item, reply in zip(items, replies, strict=True):
+            self._spent(reply)
             if reply.verdict is Verdict.ERROR:
                 if read:
                     item.request = replace(item.request, attempt=item.request.attempt + 1)
@@ -406,7 +420,6 @@ class JudgePool:
 
     def _failed(self, item: _Item, reply: JudgeReply) -> None:
         self._reasons[reply.reason] += 1
-        self._counts["tokens"] += reply.tokens
         if item.attempts >= self._settings.max_attempts:
             self._settle(item, reply)
         elif not item.future.done():
@@ -419,8 +432,14 @@ class JudgePool:
         key = self._key(item.request)
         if key is not None:
             self._cache[key] = reply
-        self._counts["tokens"] += reply.tokens
         self._settle(item, reply)
+
+    def _spent(self, reply: JudgeReply) -> None:
+        """Count what an attempt took, whatever came of it."""
+        self._counts["tokens"] += reply.tokens
+        # Whole numbers, so that the sum does not depend on the order.
+        self._counts["nano_cost"] += round(reply.cost * 1e9)
+        self._counts.update(_FAULT + kind for kind in reply.faults)
 
     def _settle(self, item: _Item, reply: JudgeReply) -> None:
         seconds = time.monotonic() - item.since

@@ -170,7 +170,7 @@ class FirstSample:
             return None
         text = action_text(parts.chat, completion, request.sampling.stop_token_ids)
         began = clock()
-        action, reply, outcome = await _respond(parts.env, parts.judge, text)
+        action, reply, outcome = await respond(parts.env, parts.judge, text)
         return Move(completion, text, action, reply, outcome, engine_seconds, clock() - began)
 
 
@@ -315,7 +315,7 @@ def _request(parts: GameParts, index: int, budget: int, ids: list[int]) -> GenRe
     )
 
 
-async def _respond(
+async def respond(
     env: Env, judge: AsyncJudge, text: str
 ) -> tuple[Action, JudgeReply | None, Outcome]:
     """The environment's reaction."""

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from delta_belief_rl.config.memory import judge_lanes
 from delta_belief_rl.config.schema import RunConfig
 from delta_belief_rl.engines.base import SamplingParams
-from delta_belief_rl.judge.build import HfJudgeSettings, JudgeSettings, WorldJudgeSettings
+from delta_belief_rl.judge.api_judge import ApiJudgeSettings
+from delta_belief_rl.judge.build import (
+    HfJudgeSettings,
+    JudgeSettings,
+    RulesJudgeSettings,
+    WorldJudgeSettings,
+)
 from delta_belief_rl.judge.llm_judge import LlmJudgeSettings
 from delta_belief_rl.judge.pool import JudgePoolSettings
 from delta_belief_rl.judge.prompts import JudgeMode
@@ -17,11 +24,13 @@ from delta_belief_rl.types import UserError
 
 VLLM_CALL = 16
 """Questions of one call to a vLLM judge: few, because a call waits for its slowest answer."""
+API_GRACE = 15.0
+"""Seconds that the pool waits beyond a replica's own deadline, whose reason says more."""
 
 
 def judge_calls(cfg: RunConfig) -> int:
-    """Calls that one replica works on at a time; vLLM batches what several calls bring."""
-    if cfg.judge_rollout.name != "vllm":
+    """Calls that one replica works on at a time: vLLM batches what several bring, an API waits."""
+    if cfg.judge_rollout.name not in ("vllm", "api"):
         return 1
     pool = pool_settings(cfg)
     return pool.max_outstanding // pool.max_batch
@@ -75,14 +84,30 @@ def judge_settings(cfg: RunConfig, threads: int) -> JudgeSettings:
             max_batch_tokens=judge.rollout.max_num_batched_tokens,
             num_threads=None if judge.ngpus else threads,
         )
+    if judge.name == "rules":
+        return RulesJudgeSettings(cfg.multi_turn.env)
+    if judge.name == "api":
+        return api_settings(cfg)
     if judge.name == "vllm":
         return VllmJudgeSettings(cfg, llm_judge_settings(cfg), "cuda" if judge.ngpus else "cpu")
     if cfg.data.world is None or judge.name not in ("auto", "world"):
         raise UserError(
-            f"judge_rollout.name={judge.name} is not available: use vllm, hf, or world with "
+            f"judge_rollout.name={judge.name} is not available: use vllm, hf, api, or world with "
             "data.world=everyday."
         )
     return WorldJudgeSettings(cfg.data.world)
+
+
+def api_settings(cfg: RunConfig) -> ApiJudgeSettings:
+    """What one replica of an API judge needs: its share of the calls among the rest."""
+    judge = cfg.judge_rollout
+    return ApiJudgeSettings(
+        model=judge.model.api_model_name or "",
+        asked=llm_judge_settings(cfg),
+        deadline=judge.timeout_s,
+        concurrency=math.ceil(judge.model.api_batch_size / judge.replicas),
+        extra=judge.model.api_extra_body,
+    )
 
 
 def pool_settings(cfg: RunConfig) -> JudgePoolSettings:
@@ -90,6 +115,7 @@ def pool_settings(cfg: RunConfig) -> JudgePoolSettings:
 
     A model on CPUs takes a second or more for a question, so a replica is handed no more than it
     answers side by side, with as much again in waiting; the deadline then is one of few answers.
+    An API gets each question as a call of its own, so that no game waits for another's answer.
     """
     judge = cfg.judge_rollout
     settings = JudgePoolSettings(
@@ -102,6 +128,13 @@ def pool_settings(cfg: RunConfig) -> JudgePoolSettings:
             settings,
             max_batch=VLLM_CALL,
             max_outstanding=max(VLLM_CALL, judge.rollout.max_num_seqs),
+        )
+    if judge.name == "api":
+        return replace(
+            settings,
+            deadline=judge.timeout_s + API_GRACE,
+            max_batch=1,
+            max_outstanding=api_settings(cfg).concurrency,
         )
     if judge.name != "hf":
         return settings

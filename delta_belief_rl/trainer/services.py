@@ -82,6 +82,18 @@ class EngineGroup(Protocol):
         ...
 
 
+class Player(Protocol):
+    """A policy that is asked over a network."""
+
+    def metrics(self) -> dict[str, float]:
+        """What its calls came to since the last call of this."""
+        ...
+
+    async def close(self) -> None:
+        """Nothing more is asked."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class TaskSets:
     """The tasks of a run; ``test`` is empty where none is given."""
@@ -150,6 +162,8 @@ class Services:
     """Writes checkpoints."""
     border: RunState | None = None
     """The state after the last finished step, as long as the policy is that step's."""
+    player: Player | None = None
+    """A policy that is no model of this run."""
     check_workers: Callable[[], Awaitable[None]] = no_check
     """Asks every worker for a sign of life before a step; raises for a lost training rank."""
 

@@ -91,7 +91,8 @@ def test_the_plan_shows_the_versions_on_request(capsys: pytest.CaptureFixture[st
 
 def test_the_package_demands_the_lower_ends_of_the_windows() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    demands = [*project["dependencies"], *project["optional-dependencies"]["vllm"]]
+    extras = project["optional-dependencies"]
+    demands = [*project["dependencies"], *extras["vllm"], *extras["api"]]
     lows = {
         found[1]: release(found[2])
         for demand in demands
