@@ -37,18 +37,29 @@ def attach_adapter(model: Any, folder: Path) -> Any:
     Raises:
         UserError: The folder holds no adapter, it is damaged, or it is one of another model.
     """
-    if (folder / checkpoint.MANIFEST).is_file():
-        settings, state = _of_checkpoint(folder)
-    elif (folder / PEFT_CONFIG).is_file():
-        settings, state = _of_peft(folder)
-    else:
-        raise UserError(
-            f"{folder} holds no adapter: name a folder global_step_<N> of a run, or one with "
-            f"{PEFT_CONFIG}."
-        )
+    settings, state = read_adapter(folder)
     model = settings.put_on(model)
     load_adapter_state(model, POLICY, state)
     return model.eval()
+
+
+def read_adapter(folder: Path) -> tuple[AdapterSettings, Mapping[str, NDArray[np.float32]]]:
+    """The settings and the weights of an adapter, under PEFT's names.
+
+    Args:
+        folder: ``checkpoints/global_step_<N>`` of a run, or a folder with PEFT's two files.
+
+    Raises:
+        UserError: The folder holds no adapter, or it is damaged.
+    """
+    if (folder / checkpoint.MANIFEST).is_file():
+        return _of_checkpoint(folder)
+    if (folder / PEFT_CONFIG).is_file():
+        return _of_peft(folder)
+    raise UserError(
+        f"{folder} holds no adapter: name a folder global_step_<N> of a run, or one with "
+        f"{PEFT_CONFIG}."
+    )
 
 
 def _of_checkpoint(folder: Path) -> tuple[AdapterSettings, Mapping[str, NDArray[np.float32]]]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 from itertools import pairwise
+from typing import Protocol
 
 import numpy as np
 
@@ -215,7 +216,21 @@ class BeliefStats:
     change_by_turn: tuple[float, ...]
 
 
-def belief_stats(games: Iterable[StoredGame]) -> BeliefStats | None:
+class Believed(Protocol):
+    """A game with the beliefs in its course, stored or just read."""
+
+    @property
+    def beliefs(self) -> tuple[float, ...] | None:
+        """``k + 1`` log-probabilities of the secret in nats, where they were measured."""
+        ...
+
+    @property
+    def num_turns(self) -> int:
+        """``k``."""
+        ...
+
+
+def belief_stats(games: Iterable[Believed]) -> BeliefStats | None:
     """Statistics over the games whose beliefs are known turn by turn; None without such a game."""
     rows = [
         np.array(game.beliefs, dtype=np.float64)

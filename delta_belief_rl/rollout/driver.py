@@ -14,9 +14,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -42,6 +43,8 @@ from delta_belief_rl.rollout.game import (
 from delta_belief_rl.types import Group, Task, Trajectory
 
 T = TypeVar("T")
+
+NO_GAMES: Mapping[tuple[str, int], Trajectory] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +146,7 @@ class _Round:
     phase: str
     step: int
     settings: GameSettings
+    on_game: Callable[[Trajectory], None] | None
     results: list[Trajectory | None]
     done: int = 0
     live: int = 0
@@ -226,8 +230,15 @@ class RolloutDriver:
         sampling: SamplingParams,
         *,
         phase: str = "train",
+        known: Mapping[tuple[str, int], Trajectory] = NO_GAMES,
+        on_game: Callable[[Trajectory], None] | None = None,
     ) -> list[Group]:
         """Play ``games_per_task`` games of each task.
+
+        Args:
+            tasks: What is played.
+            known: Games by task id and number that were played before and are not again.
+            on_game: Told every game that is played, as it ends.
 
         Returns:
             One group per task, in the order of ``tasks``; games in the order of their index.
@@ -248,7 +259,9 @@ class RolloutDriver:
         if self._router.deterministic:
             # Timings are the one part of a trajectory that is not a function of the games.
             settings = replace(settings, clock=_no_clock)
-        current = await self._play_all(jobs, _Round(phase, step, settings, [None] * len(jobs)))
+        given = [known.get((job.task.id, job.game)) for job in jobs]
+        current = _Round(phase, step, settings, on_game, given, len(given) - given.count(None))
+        current = await self._play_all(jobs, current)
         games = [t for t in current.results if t is not None]
         if len(games) != len(jobs):
             raise RuntimeError(f"{len(jobs) - len(games)} of {len(jobs)} games gave no trajectory")
@@ -279,6 +292,8 @@ class RolloutDriver:
         """Play all games, again from their beginning when an engine was mended meanwhile."""
         if self.replay is not None:
             self.replay.begin()
+        given, played = list(current.results), current.done
+        jobs = [job for job in jobs if given[job.order] is None]
         while True:
             self._round = current
             try:
@@ -287,8 +302,8 @@ class RolloutDriver:
             except EngineFailure as failure:
                 if self.replay is None:
                     raise
-                await self.replay.failed(failure, current.done)
-                current = replace(current, results=[None] * len(jobs), done=0, live=0)
+                await self.replay.failed(failure, current.done - played)
+                current = replace(current, results=list(given), done=played, live=0)
             else:
                 return current
 
@@ -324,10 +339,13 @@ class RolloutDriver:
         while queue:
             job = queue.popleft()
             current.live += 1
-            current.results[job.order] = await self._play(job, lane, current)
+            game = await self._play(job, lane, current)
+            current.results[job.order] = game
             current.live -= 1
             current.done += 1
             self.played += 1
+            if current.on_game is not None:
+                current.on_game(game)
             if self._on_progress is not None:
                 self._on_progress(current.done, len(current.results))
 

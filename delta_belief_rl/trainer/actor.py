@@ -482,6 +482,8 @@ class PolicyActor:
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Continue from ``state()``, on any number of ranks.
 
+        A state without an optimizer, which a policy that is only evaluated has, leaves it as it is.
+
         Raises:
             UserError: The state was saved with other adapters.
         """
@@ -493,14 +495,16 @@ class PolicyActor:
                     "saved with, or start a new run."
                 )
             load_adapter_state(self.model, EMA, state["ema"])
-        optimizer = state["optimizer"]
+        self.version = int(state["version"])
+        optimizer = state.get("optimizer")
+        if optimizer is None:
+            return
         if self.world_size > 1:
             from delta_belief_rl.trainer.sharding import scatter_optimizer_state
 
             optimizer = scatter_optimizer_state(optimizer, self.optimizer)
         with at_hand(self.optimizer, self.settings.optimizer.offload):
             self.optimizer.load_state_dict(optimizer)
-        self.version = int(state["version"])
 
     def barrier(self) -> None:
         """Wait for all ranks."""

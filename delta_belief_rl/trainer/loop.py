@@ -12,7 +12,7 @@ from delta_belief_rl.obs.disk import writing
 from delta_belief_rl.obs.metrics import perf_metrics, token_timings
 from delta_belief_rl.rollout.driver import count_games
 from delta_belief_rl.rollout.store import write_groups
-from delta_belief_rl.trainer import health, persist, steps
+from delta_belief_rl.trainer import health, kept, persist, steps
 from delta_belief_rl.trainer.collect import collect
 from delta_belief_rl.trainer.crosscheck import cross_check
 from delta_belief_rl.trainer.packing import build_batch, flat_trajectories, plan_update
@@ -29,6 +29,7 @@ async def train(run: Services) -> None:
     if trainer.val_only or (trainer.val_before_train and first and run.state.validated < 0):
         record_evaluation(run, await validate(run, step=run.state.step))
     if trainer.val_only:
+        kept.remove(run.cfg, run.state.step)
         return
     if first:
         await persist.save_due(run)

@@ -59,10 +59,15 @@ class Unfit(ValueError):
     """Games that are kept are damaged, or of something else."""
 
 
-def settings_digest(cfg: RunConfig) -> str:
-    """Checksum of the settings that a training game depends on."""
+def settings_digest(cfg: RunConfig, kind: str = "train") -> str:
+    """Checksum of the settings that a game depends on.
+
+    Args:
+        cfg: The configuration.
+        kind: Of the games' sampling, ``train`` or ``val``.
+    """
     parts = (
-        sampling_params(cfg, "train"),
+        sampling_params(cfg, kind),
         cfg.seed,
         cfg.multi_turn,
         cfg.data,

@@ -6,6 +6,7 @@ evaluations differ by the policy and not by the draw.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,14 @@ from pathlib import Path
 from delta_belief_rl.eval.metrics import summarise
 from delta_belief_rl.obs.disk import writing
 from delta_belief_rl.rollout.store import GameScore, write_groups
+from delta_belief_rl.trainer.kept import (
+    KeptGames,
+    Key,
+    is_kept,
+    kept_path,
+    parts,
+    whole,
+)
 from delta_belief_rl.trainer.packing import flat_trajectories
 from delta_belief_rl.trainer.services import Services
 from delta_belief_rl.trainer.settings import belief_models, sampling_params
@@ -46,13 +55,57 @@ async def evaluate(
     )
 
 
+async def evaluate_kept(
+    run: Services, tasks: Sequence[Task], games: int, phase: str
+) -> list[Group]:
+    """Play some tasks as an evaluation alone does: what an earlier start has played is not again.
+
+    Args:
+        games: Games per task.
+        phase: As for ``evaluate``.
+    """
+    cfg, step = run.cfg, run.state.step
+    await run.engines.sync(run.policy)
+    key = Key.of(cfg, run.run_id, step, run.engines.adapter, tasks)
+    turns = cfg.multi_turn.max_turns.val
+    kept = KeptGames.open(kept_path(cfg, step), key, turns, run.progress.say)
+    if kept.games:
+        run.progress.say(
+            f"{len(kept.games)} of {len(tasks) * games} games were played before and are not again"
+        )
+        run.judge.rewind(kept.counts)
+        run.timers.add("testing", kept.seconds)
+    sampling, zero = sampling_params(cfg, "val"), time.monotonic() - kept.seconds
+
+    def keep(*played: Trajectory) -> None:
+        kept.append(played, run.judge.mark(), time.monotonic() - zero)
+
+    fixed = cfg.actor_rollout_ref.rollout.deterministic
+    groups: list[Group] = []
+    for part in parts(tasks, games, fixed=fixed):
+        found = whole(kept, part, games)
+        if found is None and fixed:
+            found = await run.val_rollouts.collect(part, games, EVALUATION, sampling, phase=phase)
+            keep(*flat_trajectories(found))
+        elif found is None:
+            found = await run.val_rollouts.collect(
+                part, games, EVALUATION, sampling, phase=phase, known=kept.games, on_game=keep
+            )
+        groups += found
+    return groups
+
+
 async def validate(run: Services, step: int) -> dict[str, float]:
     """Play the validation secrets, write the games, return the metrics."""
     run.progress.set_phase("validate")
     cfg = run.cfg
     with run.timers.measure("testing"):
         run.judge.reset_stats()
-        groups = await evaluate(run, run.tasks.val, cfg.multi_turn.val.n, "val", f"val-{step}")
+        tasks, games, phase = run.tasks.val, cfg.multi_turn.val.n, f"val-{step}"
+        if is_kept(cfg):
+            groups = await evaluate_kept(run, tasks, games, phase)
+        else:
+            groups = await evaluate(run, tasks, games, "val", phase)
         groups, score_of = await scored(run, groups)
         metrics = summarise(
             groups,
@@ -77,6 +130,8 @@ async def validate(run: Services, step: int) -> dict[str, float]:
             metrics |= {
                 f"{name}/greedy": value for name, value in rates.items() if "success_rate" in name
             }
+    if run.player is not None:
+        metrics |= run.player.metrics()
     run.state.validated = step
     if metrics["val-core/success_rate"] > run.state.best:
         run.state.best, run.state.best_step = metrics["val-core/success_rate"], step
