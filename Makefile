@@ -7,6 +7,7 @@
 #   make lint         style, types, shell scripts
 #   make bench        the benchmarks
 #   make chaos        a run under random faults against the straight one: MINUTES=30 SEED=7
+#   make gpu-checks   check this machine's one or two GPUs: GPUS=2 MINUTES=30 OUT=outputs/gpu-checks
 #
 # Variables: PYTHON (to make the environment), VENV (where it goes), TORCH (pip arguments for PyTorch,
 # used when the machine has no GPU), JOBS (processes of the tests), ARGS (further arguments for the
@@ -23,10 +24,10 @@ VLLM_PY := $(VLLM_VENV)/bin/python
 SHELL  := /bin/bash
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart smollm2 test test-vllm lint ruff types shell bench chaos clean
+.PHONY: help quickstart smollm2 test test-vllm lint ruff types shell bench chaos gpu-checks clean
 
 help:
-	@sed -n '3,13s/^# \{0,1\}//p' Makefile
+	@sed -n '3,14s/^# \{0,1\}//p' Makefile
 
 $(VENV)/.installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -93,6 +94,16 @@ SEED    ?= 7
 
 chaos: $(VENV)/.tools
 	$(PY) -m tests.chaos.run --minutes $(MINUTES) --seed $(SEED) $(ARGS)
+
+$(VENV)/.vllm: $(VENV)/.tools
+	$(PY) -m pip install -e '.[vllm]'
+	touch $@
+
+GPUS ?= 1
+OUT  ?= outputs/gpu-checks
+
+gpu-checks: $(VENV)/.vllm
+	$(PY) -m validation.gpu.run --gpus $(GPUS) --minutes $(MINUTES) --out $(OUT) $(ARGS)
 
 clean:
 	rm -rf .pytest_cache .ruff_cache .hypothesis htmlcov .coverage

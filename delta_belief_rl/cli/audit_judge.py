@@ -30,6 +30,7 @@ from delta_belief_rl.eval.judge_trial import (
     world_questions,
 )
 from delta_belief_rl.eval.published import read_games
+from delta_belief_rl.judge.api_judge import ApiJudge
 from delta_belief_rl.judge.build import build_judge
 from delta_belief_rl.judge.vllm_judge import VllmJudge
 from delta_belief_rl.models.packaged import materialise
@@ -153,7 +154,7 @@ def _asked(
             f"The judge {name} stopped while it was asked ({error}): its last messages say why."
         ) from error
     finally:
-        if isinstance(judge, VllmJudge):
+        if isinstance(judge, VllmJudge | ApiJudge):
             judge.close()
 
 
@@ -173,6 +174,8 @@ def trial_questions(cfg: RunConfig, settings: TrialSettings) -> tuple[TrialQuest
 def _made(cfg: RunConfig, judge: Judge) -> dict[str, str]:
     """What a judge ran as, because the same weights answer otherwise elsewhere."""
     asked = cfg.judge_rollout
+    if asked.name == "api":
+        return {"engine": asked.name, "model": asked.model.api_model_name or ""}
     if asked.name not in ("hf", "vllm"):
         return {"engine": asked.name}
     folder = Path(materialise(find_model(asked.model.path)))

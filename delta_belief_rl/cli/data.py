@@ -14,6 +14,7 @@ from delta_belief_rl.cli.verb import Result, Verb
 from delta_belief_rl.config.paths import PACKAGED_TASKS, published_folder
 from delta_belief_rl.config.published import BASE_URL, FILES, published_file
 from delta_belief_rl.envs.answers import normalise
+from delta_belief_rl.envs.packaged import TASKS as PACKAGED
 from delta_belief_rl.envs.parquet import (
     SYSTEM_KEY,
     TaskFile,
@@ -37,6 +38,7 @@ from delta_belief_rl.types import Task, UserError
 
 SPLITS = ("train", "val", "test")
 _SHOWN = 10
+_SOURCE = "the file with one secret on each line, or an environment with packaged data"
 
 _OPTIONS: Mapping[str, tuple[str, Any]] = {
     "split": ("make", "train"),
@@ -83,9 +85,11 @@ def _run(args: argparse.Namespace) -> Result:
 
 
 def _make(args: argparse.Namespace) -> Result:
-    (source,) = _exactly(args, 1, "the file with one secret on each line")
+    (source,) = _exactly(args, 1, _SOURCE)
     if args.out is None:
         raise UserError("`data make` needs the file to write: give --out FILE.parquet.")
+    if source in PACKAGED:
+        return _make_packaged(source, args.split, args.out)
     words = read_words(Path(source), allow_generic=args.allow_generic)
     aliases = read_aliases(args.aliases) if args.aliases else {}
     tasks = make_tasks(words, args.split, args.prompt, aliases)
@@ -107,6 +111,13 @@ def _make(args: argparse.Namespace) -> Result:
     }
     text = f"{args.out}: {len(tasks):,} {args.split} secrets, {args.prompt} prompt"
     return Result(value=value, text=text)
+
+
+def _make_packaged(env: str, split: str, out: Path) -> Result:
+    tasks = PACKAGED[env](split)
+    write_parquet(out, tasks)
+    value = {"file": str(out), "split": split, "env": env, "tasks": len(tasks)}
+    return Result(value=value, text=f"{out}: {len(tasks):,} {split} tasks of {env}")
 
 
 def _fetch(args: argparse.Namespace) -> Result:
@@ -253,7 +264,7 @@ ACTIONS: dict[str, Callable[[argparse.Namespace], Result]] = {
     "show": _show,
 }
 _ACTIONS_HELP = (
-    "make a file from a list of secrets; fetch the published files; check files and compare them "
+    "make a file from a list of secrets, or of an environment's packaged tasks; fetch the published files; check files and compare them "
     "with each other; overlap of two files; show a file"
 )
 

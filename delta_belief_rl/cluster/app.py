@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,10 +21,10 @@ import yaml
 
 from delta_belief_rl.algo.samplers.sequential import TaskSampler
 from delta_belief_rl.algo.shapers.channels import ChannelShaper
-from delta_belief_rl.belief.elicit import elicitor
+from delta_belief_rl.belief.elicit import elicitor, template_of
 from delta_belief_rl.cluster.endings import STOPS
 from delta_belief_rl.cluster.footprints import tell_footprints
-from delta_belief_rl.cluster.judges import MODELS, restart_teller, tell_self_tests
+from delta_belief_rl.cluster.judges import API, MODELS, restart_teller, tell_self_tests
 from delta_belief_rl.cluster.pools import Pools, max_games, start_pools
 from delta_belief_rl.cluster.ray_app import ray_session
 from delta_belief_rl.cluster.recovery import Recovery
@@ -36,9 +37,11 @@ from delta_belief_rl.config.paths import find_file
 from delta_belief_rl.config.plan import Plan
 from delta_belief_rl.config.schema import RunConfig
 from delta_belief_rl.config.versions import check_versions
+from delta_belief_rl.engines.api_client import Endpoint
 from delta_belief_rl.envs.twenty_questions import PUBLISHED_NOTICES
 from delta_belief_rl.envs.worlds.game import WORLD_NOTICES
 from delta_belief_rl.eval.report import render
+from delta_belief_rl.judge.api_judge import probe_service
 from delta_belief_rl.judge.build import judge_chat
 from delta_belief_rl.models.loading import load_tokenizer
 from delta_belief_rl.models.packaged import materialise
@@ -51,13 +54,14 @@ from delta_belief_rl.obs.run_facts import tell_run_facts
 from delta_belief_rl.obs.wandb_mirror import WandbMirror
 from delta_belief_rl.rollout.candidates import check_rewindable, chooser_factory
 from delta_belief_rl.rollout.driver import RolloutDriver
-from delta_belief_rl.rollout.game import GameSettings
+from delta_belief_rl.rollout.game import Chooser, GameSettings
 from delta_belief_rl.text.chat import ChatFormat
 from delta_belief_rl.trainer import persist
+from delta_belief_rl.trainer.api_policy import api_player, api_policy_settings, is_api_policy
 from delta_belief_rl.trainer.checkpoint import Checkpoint
 from delta_belief_rl.trainer.environments import env_factory
 from delta_belief_rl.trainer.final import final_test, is_tested, starting_games, starting_test
-from delta_belief_rl.trainer.judge_settings import judge_mode
+from delta_belief_rl.trainer.judge_settings import api_settings, judge_mode
 from delta_belief_rl.trainer.loop import train
 from delta_belief_rl.trainer.preflight import check_owner, check_tokenizer, check_weights
 from delta_belief_rl.trainer.resume import RunStart, open_run
@@ -69,10 +73,12 @@ from delta_belief_rl.trainer.settings import (
     kl_reward,
     prior_exchange,
     reward_settings,
+    sampling_params,
     template_options,
 )
 from delta_belief_rl.trainer.sole_start import sole_start
 from delta_belief_rl.trainer.tasks import load_tasks
+from delta_belief_rl.types import Task, UserError
 
 
 def run(cfg: RunConfig, plan: Plan) -> int:
@@ -118,6 +124,7 @@ def _run(cfg: RunConfig, plan: Plan) -> int:
             check_gpus(plan, read_gpus() or ())
         if _tests(cfg) and start.checkpoint is not None and start.checkpoint.step > 0:
             starting_games(run_dir, start.run_id)
+        _probe_services(cfg, start)
         _write_facts(run_dir, resolved, plan)
         print(plan.render(), file=sys.stderr)
         course = Course.of(cfg, plan, start, run_dir, resolved)
@@ -174,7 +181,7 @@ def _in_ray(course: Course, tasks: TaskSets, chat: ChatFormat) -> None:
     )
     heart.on_failure = supervisor.fail
     try:
-        with heart, ray_session(cfg.ray_init, cpus, plan.gpus, supervisor.fail):
+        with heart, ray_session(cfg.ray_init, cpus, plan.gpus, supervisor.fail, plan.machines):
             pools = start_pools(cfg, plan, probe)
             supervisor.play(lambda: _play(course, tasks, chat, pools, supervisor, heart))
     except STOPS:
@@ -217,13 +224,15 @@ def _check_model(cfg: RunConfig, tasks: TaskSets) -> ChatFormat:
     model = cfg.actor_rollout_ref.model
     source = model.tokenizer_path or model.path
     check_tokenizer(source)
-    check_weights(model.path)
+    if not is_api_policy(cfg):
+        check_weights(model.path)
     chat = ChatFormat.from_tokenizer(
         load_tokenizer(source), template_options(cfg), cfg.actor_rollout_ref.actor.thinking_history
     )
-    elicit = elicitor(chat, agg=cfg.multi_turn.logprob_reward.agg)
+    elicit = elicitor(chat, template_of(cfg.multi_turn.env), agg=cfg.multi_turn.logprob_reward.agg)
     believes = belief_models(cfg) or cfg.multi_turn.logprob_sampling.enabled
-    if believes or cfg.multi_turn.env == "twenty_questions":
+    guesses = cfg.multi_turn.env == "twenty_questions" and not is_api_policy(cfg)
+    if believes or guesses:
         # A secret that cannot be said can be neither believed nor guessed.
         for task in (*tasks.train, *tasks.val, *tasks.test):
             elicit(task.secret)
@@ -231,7 +240,9 @@ def _check_model(cfg: RunConfig, tasks: TaskSets) -> ChatFormat:
 
 
 def _check_judge(cfg: RunConfig) -> None:
-    """A look at the files of a judge that is a model of this machine."""
+    """A look at the files of a judge that is a model of this machine, or at an API's address."""
+    if cfg.judge_rollout.name == API or is_api_policy(cfg):
+        Endpoint.from_environment()
     if cfg.judge_rollout.name in MODELS:
         path = cfg.judge_rollout.model.path
         check_tokenizer(path, "judge_rollout.model.path")
@@ -239,6 +250,23 @@ def _check_judge(cfg: RunConfig) -> None:
         if cfg.judge_rollout.rollout.engine_kwargs.vllm.get("load_format") != "dummy":
             check_weights(path)
         judge_chat(path, judge_mode(cfg))
+
+
+def _probe_services(cfg: RunConfig, start: RunStart) -> None:
+    """One cheap call to each service that the run needs."""
+    if is_api_policy(cfg):
+        if start.checkpoint is not None:
+            raise UserError(
+                f"{start.checkpoint.path} is of a policy that was trained, which an API cannot "
+                "load: choose another trainer.experiment_name."
+            )
+        sampling = sampling_params(cfg, "val")
+        probe_service(api_policy_settings(cfg, 1), sampling, "actor_rollout_ref")
+    if cfg.judge_rollout.name == API:
+        settings = api_settings(cfg)
+        limit = settings.asked.response_length
+        sampling = replace(settings.asked.sampling, max_tokens=limit)
+        probe_service(settings.api(), sampling, "judge_rollout")
 
 
 def _tests(cfg: RunConfig) -> bool:
@@ -299,6 +327,8 @@ async def _play(
             course.recorded = services.log.last_step is not None
             progress.set_phase("end")
             services.wandb.finish()
+            if services.player is not None:
+                await services.player.close()
 
 
 def _services(
@@ -307,7 +337,16 @@ def _services(
     cfg, plan, start, run_dir = course.cfg, course.plan, course.start, course.run_dir
     resolved = course.resolved
     exchange = prior_exchange(cfg, _yes(cfg))
-    elicit = elicitor(chat, agg=cfg.multi_turn.logprob_reward.agg, exchange=exchange)
+    elicit = elicitor(
+        chat, template_of(cfg.multi_turn.env), cfg.multi_turn.logprob_reward.agg, exchange
+    )
+
+    player = api_player(cfg, max_games(cfg, plan), chat)
+
+    def chooser(*, evaluation: bool) -> Callable[[Task], Chooser] | None:
+        if player is not None:
+            return player.chooser
+        return chooser_factory(candidate_settings(cfg, evaluation=evaluation), elicit)
 
     def driver(max_turns: int, *, evaluation: bool) -> RolloutDriver:
         return RolloutDriver(
@@ -323,7 +362,7 @@ def _services(
             max_games=max_games(cfg, plan),
             run_seed=cfg.seed,
             run_id=start.run_id,
-            make_chooser=chooser_factory(candidate_settings(cfg, evaluation=evaluation), elicit),
+            make_chooser=chooser(evaluation=evaluation),
         )
 
     saved_step = start.checkpoint.step if start.checkpoint else None
@@ -348,6 +387,7 @@ def _services(
         resolved=resolved,
         kl_reward=kl_reward(cfg),
         engine=pools.router,
+        player=player,
         device=plan.device,
     )
 

@@ -296,6 +296,8 @@ class RayEngineGroup:
         return EngineLost(f"{'; '.join(parts)[:1].upper()}{'; '.join(parts)[1:]}.")
 
     async def _sync(self, policy: PolicyGroup) -> Mapping[str, float]:
+        if not self._replicas:  # the policy is somebody else's
+            return {}
         snapshot = await policy.snapshot()
         if state_checksum(snapshot.state) != snapshot.checksum:
             raise SyncMismatch("the adapter changed on its way from the trainer")

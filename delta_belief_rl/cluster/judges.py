@@ -22,7 +22,9 @@ from delta_belief_rl.judge.selftest import SelfTestReport, check_reports
 from delta_belief_rl.obs.events import EventLog
 
 MODELS = ("hf", "vllm")
-"""Judges (``judge_rollout.name``) that are models of this run, and so are tested."""
+"""Judges (``judge_rollout.name``) that are models of this run."""
+API = "api"
+"""The judge that is a model of somebody else's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,14 +154,18 @@ def judge_call(actor: Any) -> ReplicaCall:
 
 
 def least_accuracy(cfg: RunConfig) -> float | None:
-    """Share of plain facts that a replica must know; None for a judge that is not tested."""
+    """Share of plain facts that a replica in the place of a dead one must know.
+
+    None for a judge that is not tested, and for an API, which is the same behind every replica.
+    """
     judge = cfg.judge_rollout
-    return judge.self_test.min_accuracy if is_self_tested(cfg) else None
+    tested = is_self_tested(cfg) and judge.name != API
+    return judge.self_test.min_accuracy if tested else None
 
 
 def is_self_tested(cfg: RunConfig) -> bool:
     """Whether the judge is asked for plain facts before the first game."""
-    return cfg.judge_rollout.self_test.enabled and cfg.judge_rollout.name in MODELS
+    return cfg.judge_rollout.self_test.enabled and cfg.judge_rollout.name in (*MODELS, API)
 
 
 def tell_self_tests(

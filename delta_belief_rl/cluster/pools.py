@@ -18,11 +18,13 @@ from delta_belief_rl.cluster.footprints import Footprint
 from delta_belief_rl.cluster.gpus import BookedGpus, book_gpus
 from delta_belief_rl.cluster.groups import RayEngineGroup, RayPolicyGroup
 from delta_belief_rl.cluster.judges import (
+    API,
     MODELS,
     JudgeReplicas,
     is_self_tested,
     least_accuracy,
 )
+from delta_belief_rl.cluster.machines import check_machines, find_machines
 from delta_belief_rl.cluster.members import Role, Roster
 from delta_belief_rl.cluster.ranks import RankLimits
 from delta_belief_rl.cluster.remote_engine import RemoteEngine, remote_pump
@@ -43,6 +45,8 @@ from delta_belief_rl.engines.base import Engine
 from delta_belief_rl.engines.pump import EngineRouter
 from delta_belief_rl.judge.pool import JudgePool
 from delta_belief_rl.judge.selftest import SelfTestReport
+from delta_belief_rl.rollout.api_player import NoEngine
+from delta_belief_rl.trainer.api_policy import is_api_policy
 from delta_belief_rl.trainer.crosscheck import run_bound
 from delta_belief_rl.trainer.judge_settings import judge_calls, judge_settings, pool_settings
 from delta_belief_rl.trainer.policy_engine import EngineSettings
@@ -89,7 +93,12 @@ def start_pools(cfg: RunConfig, plan: Plan, probe_ids: Sequence[int]) -> Pools:
     """
     deadline = cfg.trainer.ray_wait_register_center_timeout
     roster = Roster()
-    gpus = book_gpus(plan.gpus, deadline)
+    machines = () if cfg.ray_init.address == "local" else find_machines(plan.machines)
+    if machines:
+        check_machines(machines, plan, Path(cfg.trainer.output_dir), deadline)
+    gpus = book_gpus(plan.gpus, deadline, machines, plan.machines.gpus)
+    if is_api_policy(cfg):
+        return _start_without_policy(cfg, plan, gpus, roster, probe_ids)
     engine_places, engine_settings = _engine_places(cfg, plan, gpus, deadline)
     replicas = [place.remote(engine_settings) for place in engine_places]
     engines_measure = _measures(cfg.actor_rollout_ref.rollout.name, plan)
@@ -102,9 +111,7 @@ def start_pools(cfg: RunConfig, plan: Plan, probe_ids: Sequence[int]) -> Pools:
     ranks = _start_ranks(rank_places, deadline)
     _wait_for_engines(replicas, deadline)
     _wait_for_judges(judges.actors, deadline)
-    tests: list[SelfTestReport] = []
-    if is_self_tested(cfg):
-        tests = _wait("judges", [judge.self_test.remote() for judge in judges.actors], deadline)
+    tests = _self_tests(cfg, judges, deadline)
     reach = _reach(cfg)
     router = EngineRouter([reach(replica) for replica in replicas])
     _note_all(roster, {"rank": ranks, "engine": replicas, "judge": judges.actors}, deadline)
@@ -115,6 +122,7 @@ def start_pools(cfg: RunConfig, plan: Plan, probe_ids: Sequence[int]) -> Pools:
         sleeps=_sleeps(cfg, plan.device),
         judges=judges.actors if _judge_sleeps(cfg) else (),
         restart=engine_restarter(engine_places, engine_settings, reach, router, deadline, roster),
+        signs=cfg.trainer.heartbeat_timeout,
     )
     return Pools(
         gpus=gpus,
@@ -129,15 +137,53 @@ def start_pools(cfg: RunConfig, plan: Plan, probe_ids: Sequence[int]) -> Pools:
         engines=group,
         router=router,
         judges=judges,
-        judge=JudgePool(
-            judges.calls(),
-            pool_settings(cfg),
-            failures=(RayError,),
-            cache_key=judge_cache_key(cfg),
-            restart=judges.restarter(deadline, least_accuracy(cfg), roster),
-        ),
-        self_tests=tuple(tests),
+        judge=_judge_pool(cfg, judges, deadline, roster),
+        self_tests=tests,
         footprints=tuple(_footprints(cfg, plan, replicas, judges.actors, deadline)),
+    )
+
+
+def _start_without_policy(
+    cfg: RunConfig, plan: Plan, gpus: BookedGpus, roster: Roster, probe_ids: Sequence[int]
+) -> Pools:
+    """The judges of a run whose policy is somebody else's: no rank trains and no engine samples."""
+    deadline = cfg.trainer.ray_wait_register_center_timeout
+    judges = _start_judges(cfg, plan, gpus, deadline)
+    _wait_for_judges(judges.actors, deadline)
+    tests = _self_tests(cfg, judges, deadline)
+    _note_all(roster, {"judge": judges.actors}, deadline)
+    return Pools(
+        gpus=gpus,
+        roster=roster,
+        policy=RayPolicyGroup(()),
+        engines=RayEngineGroup((), probe_ids, run_bound(cfg, plan.device)),
+        router=EngineRouter([NoEngine()]),
+        judges=judges,
+        judge=_judge_pool(cfg, judges, deadline, roster),
+        self_tests=tests,
+        footprints=tuple(_footprints(cfg, plan, (), judges.actors, deadline)),
+    )
+
+
+def _self_tests(
+    cfg: RunConfig, judges: JudgeReplicas, deadline: float
+) -> tuple[SelfTestReport, ...]:
+    """What the replicas make of plain facts; an API is the same behind all of them."""
+    if not is_self_tested(cfg):
+        return ()
+    tested = judges.actors[:1] if cfg.judge_rollout.name == API else judges.actors
+    return tuple(_wait("judges", [judge.self_test.remote() for judge in tested], deadline))
+
+
+def _judge_pool(
+    cfg: RunConfig, judges: JudgeReplicas, deadline: float, roster: Roster
+) -> JudgePool:
+    return JudgePool(
+        judges.calls(),
+        pool_settings(cfg),
+        failures=(RayError,),
+        cache_key=judge_cache_key(cfg),
+        restart=judges.restarter(deadline, least_accuracy(cfg), roster),
     )
 
 
@@ -167,7 +213,8 @@ def rank_limits(cfg: RunConfig, num_ranks: int) -> RankLimits:
     """How long the training ranks may wait for each other, and where each of several writes."""
     folder = Path(cfg.trainer.output_dir).absolute() / "logs"
     logs = [folder / f"rank_{rank}.log" for rank in range(num_ranks)] if num_ranks > 1 else []
-    return RankLimits(cfg.actor_rollout_ref.nccl_timeout, tuple(logs))
+    limits = cfg.actor_rollout_ref.nccl_timeout, tuple(logs), cfg.trainer.heartbeat_timeout
+    return RankLimits(*limits)
 
 
 def _engine_places(
@@ -229,13 +276,20 @@ def _place(
         name: Of the pool.
         worker: The actor class.
         places: One for each actor.
-        gpus: Those of the run; each actor sees its own.
+        gpus: Those of the run; each actor sees its own, and is on their machine.
         deadline: Seconds until Ray must have room.
         num_threads: CPU threads of an actor.
         calls: Calls that an actor works on at a time; None leaves what the class says.
     """
     count = len(places)
-    group = placement_group([{"CPU": 1.0}] * count, strategy="PACK", name=name)
+    # Typed as any: None is Ray's default, which its annotation does not have.
+    homes: Any = [gpus.place(place.gpus) for place in places] if gpus.machines else None
+    group = placement_group(
+        [{"CPU": 1.0}] * count,
+        strategy="SPREAD" if len(gpus.machines) > 1 else "PACK",
+        name=name,
+        bundle_label_selector=homes,
+    )
     try:
         ray.get(group.ready(), timeout=deadline)
     except GetTimeoutError as error:
@@ -338,6 +392,7 @@ def _judge_sleeps(cfg: RunConfig) -> bool:
 def _reach(cfg: RunConfig) -> Callable[[Any], Engine]:
     """How the rollout sees a replica."""
     rollout = cfg.actor_rollout_ref.rollout
+    signs = cfg.trainer.heartbeat_timeout
     if rollout.name == "vllm":
-        return RemoteEngine
-    return partial(remote_pump, deterministic=rollout.deterministic)
+        return partial(RemoteEngine, signs=signs)
+    return partial(remote_pump, deterministic=rollout.deterministic, signs=signs)

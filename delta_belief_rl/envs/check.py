@@ -60,7 +60,10 @@ def check_env(
         EnvContractError: At the first breach.
 
     Example:
-        >>> from delta_belief_rl.envs import TwentyQuestions, TwentyQuestionsSettings
+        >>> from delta_belief_rl.envs.twenty_questions import (
+        ...     TwentyQuestions,
+        ...     TwentyQuestionsSettings,
+        ... )
         >>> task = Task("t", "tw_q", "dog", ())
         >>> check_env(lambda: TwentyQuestions(task, TwentyQuestionsSettings()))
     """

@@ -41,6 +41,7 @@ SOURCES: Mapping[str, str] = {
     "guess_my_city": "guess_my_city",
     "murder_mystery": "murder_mystery",
     "customer_service": "customer_service",
+    "user_personalization": "user_personalization",
 }
 """``data_source`` of a row to the environment (``multi_turn.env``) that plays it."""
 

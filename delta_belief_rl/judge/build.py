@@ -10,7 +10,9 @@ from delta_belief_rl.engines.hf_engine import HFEngine
 from delta_belief_rl.engines.text_engine import StepTextEngine
 from delta_belief_rl.envs.base import Judge
 from delta_belief_rl.envs.worlds.table import load_world
+from delta_belief_rl.judge.api_judge import ApiJudge, ApiJudgeSettings
 from delta_belief_rl.judge.llm_judge import LlmJudge, LlmJudgeSettings
+from delta_belief_rl.judge.packaged import RULE_JUDGES
 from delta_belief_rl.judge.prompts import JudgeMode
 from delta_belief_rl.judge.rules_judge import WorldJudge
 from delta_belief_rl.judge.vllm_judge import VllmJudge, VllmJudgeSettings
@@ -25,6 +27,13 @@ class WorldJudgeSettings:
     """The exact judge of an embedded world, by name or path."""
 
     world: str
+
+
+@dataclass(frozen=True, slots=True)
+class RulesJudgeSettings:
+    """The rules of an environment with packaged data, by the environment's name."""
+
+    env: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +59,13 @@ class HfJudgeSettings:
     num_threads: int | None = None
 
 
-JudgeSettings = WorldJudgeSettings | HfJudgeSettings | VllmJudgeSettings
+JudgeSettings = (
+    WorldJudgeSettings
+    | RulesJudgeSettings
+    | HfJudgeSettings
+    | VllmJudgeSettings
+    | ApiJudgeSettings
+)
 
 
 def build_judge(settings: JudgeSettings) -> Judge:
@@ -62,6 +77,10 @@ def build_judge(settings: JudgeSettings) -> Judge:
     """
     if isinstance(settings, WorldJudgeSettings):
         return WorldJudge(load_world(settings.world))
+    if isinstance(settings, RulesJudgeSettings):
+        return RULE_JUDGES[settings.env]()
+    if isinstance(settings, ApiJudgeSettings):
+        return ApiJudge(settings)
     if isinstance(settings, VllmJudgeSettings):
         return VllmJudge(settings, judge_chat(settings.model_path, settings.asked.mode))
     if settings.num_threads:

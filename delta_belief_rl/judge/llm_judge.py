@@ -72,14 +72,20 @@ class LlmJudge:
             for prompt, req in zip(prompts, requests, strict=True)
         }
         replies = {
-            prompt: self._reply(scripts[prompt], completion, seconds)
+            prompt: replace(
+                self._reply(scripts[prompt], completion, seconds),
+                tokens=completion.prompt_tokens + completion.sampled_tokens,
+                cost=completion.cost,
+                faults=completion.faults,
+            )
             for prompt, completion in zip(distinct, completions, strict=True)
         }
         # The first of equal requests bears the cost.
         paid: set[TextRequest] = set()
         out: list[JudgeReply] = []
         for prompt in prompts:
-            out.append(replace(replies[prompt], tokens=0) if prompt in paid else replies[prompt])
+            reply = replies[prompt]
+            out.append(replace(reply, tokens=0, cost=0.0, faults=()) if prompt in paid else reply)
             paid.add(prompt)
         return out
 
@@ -110,11 +116,8 @@ class LlmJudge:
         return named_seed("judge", self._settings.seed, request.attempt, *names)
 
     def _reply(self, script: JudgeScript, completion: TextCompletion, seconds: float) -> JudgeReply:
-        tokens = completion.prompt_tokens + completion.sampled_tokens
         if completion.finish is FinishReason.ERROR:
-            return JudgeReply(
-                Verdict.ERROR, reason=completion.error, seconds=seconds, tokens=tokens
-            )
+            return JudgeReply(Verdict.ERROR, reason=completion.error, seconds=seconds)
         tagged, finished = self._settings.mode != "direct", completion.finish is FinishReason.STOP
         parse = script.parsers[self._settings.parser]
         parsed = parse(completion.text, tagged, finished)
@@ -124,7 +127,6 @@ class LlmJudge:
             text=_kept(completion.text) if unread else parsed.text or parsed.word,
             reason=parsed.reason,
             seconds=seconds,
-            tokens=tokens,
             score=parsed.score,
         )
 

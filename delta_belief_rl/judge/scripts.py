@@ -7,6 +7,12 @@ from dataclasses import dataclass
 
 from delta_belief_rl.envs.base import JudgeRequest
 from delta_belief_rl.envs.parquet import SOURCES
+from delta_belief_rl.judge import (
+    customer_service_script,
+    guess_my_city_script,
+    murder_mystery_script,
+    user_personalization_script,
+)
 from delta_belief_rl.judge.parsing import PARSERS, Parser, ParserName
 from delta_belief_rl.judge.prompts import JudgeMode, judge_messages
 from delta_belief_rl.types import Message, UserError
@@ -28,6 +34,14 @@ class JudgeScript:
 
 SCRIPTS: Mapping[str, JudgeScript] = {
     "twenty_questions": JudgeScript(judge_messages, PARSERS),
+    "guess_my_city": JudgeScript(guess_my_city_script.messages, guess_my_city_script.PARSERS),
+    "murder_mystery": JudgeScript(murder_mystery_script.messages, murder_mystery_script.PARSERS),
+    "customer_service": JudgeScript(
+        customer_service_script.messages, customer_service_script.PARSERS
+    ),
+    "user_personalization": JudgeScript(
+        user_personalization_script.messages, user_personalization_script.PARSERS
+    ),
 }
 """By environment."""
 

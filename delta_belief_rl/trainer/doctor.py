@@ -17,6 +17,7 @@ from delta_belief_rl.config.versions import installed, needed, version_lines
 from delta_belief_rl.engines.pump import EngineFailure
 from delta_belief_rl.envs.worlds.table import load_world
 from delta_belief_rl.eval.judge_trial import ask_judge, report, world_questions
+from delta_belief_rl.judge.api_judge import ApiJudge
 from delta_belief_rl.judge.build import JudgeSettings, WorldJudgeSettings, build_judge
 from delta_belief_rl.judge.selftest import self_test
 from delta_belief_rl.judge.vllm_judge import VllmJudge
@@ -83,6 +84,8 @@ def _policy(
     """The checks of trainer and engine, which are gone when they are made."""
     names = [name for name in ("templates", *ENGINE_CHECKS) if name in wanted]
     engine = cfg.actor_rollout_ref.rollout.name
+    if cfg.actor_rollout_ref.model.api_model_name:
+        return [_unknown(name, "actor_rollout_ref.model.api_model_name") for name in names]
     if engine not in ENGINES:
         return [_unknown(name, f"actor_rollout_ref.rollout.name={engine}") for name in names]
     if not names:
@@ -165,7 +168,7 @@ def _judge(cfg: RunConfig, settings: JudgeSettings) -> Check:
     try:
         tested = self_test(judge)
     finally:
-        if isinstance(judge, VllmJudge):
+        if isinstance(judge, VllmJudge | ApiJudge):
             judge.close()
     wrong, note = 1.0 - tested.accuracy, tested.sentence()
     if isinstance(judge, VllmJudge):

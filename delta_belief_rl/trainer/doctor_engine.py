@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from delta_belief_rl.belief.branched import ScoreRequest
-from delta_belief_rl.belief.elicit import Elicitation, elicitor
+from delta_belief_rl.belief.elicit import Elicitation, elicitor, template_of
 from delta_belief_rl.belief.naive import naive_scores
 from delta_belief_rl.config.schema import RunConfig
 from delta_belief_rl.engines.base import BranchStepEngine, Completion, GenRequest, SamplingParams
@@ -149,6 +149,7 @@ def admitted(
             tasks=(tasks.train or tasks.val)[: settings.games],
             elicit=elicitor(
                 chat,
+                template_of(cfg.multi_turn.env),
                 agg=cfg.multi_turn.logprob_reward.agg,
                 exchange=prior_exchange(cfg, REPLIES[0][0]),
             ),

@@ -7,11 +7,18 @@ from functools import partial
 
 from delta_belief_rl.config.schema import RunConfig
 from delta_belief_rl.envs.base import Env
+from delta_belief_rl.envs.customer_service import CustomerService, CustomerServiceSettings
+from delta_belief_rl.envs.guess_my_city import GuessMyCity, GuessMyCitySettings
+from delta_belief_rl.envs.murder_mystery import MurderMystery, MurderMysterySettings
 from delta_belief_rl.envs.twenty_questions import TwentyQuestions
+from delta_belief_rl.envs.user_personalization import (
+    UserPersonalization,
+    UserPersonalizationSettings,
+)
 from delta_belief_rl.envs.worlds.game import WORLD_NOTICES, WorldTwentyQuestions
 from delta_belief_rl.envs.worlds.grammar import Grammar
 from delta_belief_rl.envs.worlds.table import load_world
-from delta_belief_rl.trainer.settings import env_settings
+from delta_belief_rl.trainer.settings import env_settings, question_tag
 from delta_belief_rl.types import Task, UserError
 
 EnvFactory = Callable[[Task], Env]
@@ -44,7 +51,63 @@ def _twenty_questions(cfg: RunConfig, max_turns: int) -> EnvFactory:
     return lambda task: WorldTwentyQuestions(task, settings, grammar)
 
 
+def _guess_my_city(cfg: RunConfig, max_turns: int) -> EnvFactory:
+    turns = cfg.multi_turn
+    settings = GuessMyCitySettings(
+        max_turns=max_turns,
+        verify_methods=_verify_methods(cfg),
+        win_rule=turns.win_rule,
+        candidate_lists=turns.candidate_lists,
+        duplicates=turns.duplicates,
+        judge_history=cfg.judge_rollout.repeated_prompt,
+        question_tag=question_tag(cfg),
+    )
+    return partial(GuessMyCity, settings=settings)
+
+
+def _murder_mystery(cfg: RunConfig, max_turns: int) -> EnvFactory:
+    settings = MurderMysterySettings(
+        max_turns=max_turns,
+        verify_methods=_verify_methods(cfg),
+        win_rule=cfg.multi_turn.win_rule,
+        question_tag=question_tag(cfg),
+    )
+    return partial(MurderMystery, settings=settings)
+
+
+def _customer_service(cfg: RunConfig, max_turns: int) -> EnvFactory:
+    settings = CustomerServiceSettings(
+        max_turns=max_turns,
+        verify_methods=_verify_methods(cfg),
+        win_rule=cfg.multi_turn.win_rule,
+        question_tag=question_tag(cfg),
+    )
+    return partial(CustomerService, settings=settings)
+
+
+def _user_personalization(cfg: RunConfig, max_turns: int) -> EnvFactory:
+    turns = cfg.multi_turn
+    settings = UserPersonalizationSettings(
+        max_turns=max_turns,
+        threshold=turns.win_rating,
+        verify_methods=_verify_methods(cfg),
+        duplicates=turns.duplicates,
+        question_tag=question_tag(cfg),
+    )
+    return partial(UserPersonalization, settings=settings)
+
+
+def _verify_methods(cfg: RunConfig) -> tuple[str, ...]:
+    """Rules that correct the judge; none where they are off."""
+    verify = cfg.multi_turn.verify_judge
+    return verify.methods if verify.enabled else ()
+
+
 FACTORIES: Mapping[str, Callable[[RunConfig, int], EnvFactory]] = {
     "twenty_questions": _twenty_questions,
+    "guess_my_city": _guess_my_city,
+    "murder_mystery": _murder_mystery,
+    "customer_service": _customer_service,
+    "user_personalization": _user_personalization,
 }
 """By environment (``multi_turn.env``)."""

@@ -285,9 +285,14 @@ def env_settings(
         candidate_lists=turns.candidate_lists,
         duplicates=turns.duplicates,
         judge_history=cfg.judge_rollout.repeated_prompt and not judge_is_exact(cfg),
-        question_tag=cfg.actor_rollout_ref.actor.cot or cfg.actor_rollout_ref.actor.thinking,
+        question_tag=question_tag(cfg),
         notices=dict(notices or {}),
     )
+
+
+def question_tag(cfg: RunConfig) -> bool:
+    """Whether the policy reasons first and puts its action in tags."""
+    return cfg.actor_rollout_ref.actor.cot or cfg.actor_rollout_ref.actor.thinking
 
 
 def judge_is_exact(cfg: RunConfig) -> bool:
@@ -300,7 +305,7 @@ def judge_cache_key(cfg: RunConfig) -> Callable[[JudgeRequest], Hashable] | None
     if judge_is_exact(cfg):
         return question_key if cfg.multi_turn.duplicates == "code" else None
     # Greedy or drawn from the request's own stream: either way a function of what the judge reads.
-    return opening_key if cfg.judge_rollout.name in ("hf", "vllm") else None
+    return opening_key if cfg.judge_rollout.name in ("hf", "vllm", "api") else None
 
 
 def template_options(cfg: RunConfig) -> dict[str, Any]:

@@ -162,6 +162,13 @@ def judge_metrics(run: Services, games: int, kind: str = "") -> dict[str, float]
         # What depends on a cache or a clock stands apart from what a replay must repeat.
         f"perf/{mark}judge_cached_rate": stats.cached / calls,
     }
+    if run.cfg.judge_rollout.name == "api":
+        out |= {
+            f"{head}judge/cost": stats.cost,
+            f"{head}judge/cost_per_game": stats.cost / max(games, 1),
+            f"{head}judge/api_faults": float(sum(stats.faults.values())),
+            **{f"{head}judge/api_faults/{kind}": float(n) for kind, n in stats.faults.items()},
+        }
     # Games that a resumed run took from the disk have calls, and no latency.
     if stats.latency_p95 > 0:
         out[f"perf/{mark}judge_latency_p50_s"] = stats.latency_p50

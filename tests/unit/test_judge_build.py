@@ -236,8 +236,8 @@ def test_J5_a_slow_judge_is_never_handed_more_than_its_deadline_allows() -> None
 
 def test_a_judge_that_is_no_world_and_no_model_is_refused() -> None:
     assert judge_settings(config("experiment=quickstart"), 1) == WorldJudgeSettings("everyday")
-    with pytest.raises(UserError, match="name=api is not available: use vllm, hf"):
-        judge_settings(config("experiment=quickstart", "judge=api"), 1)
+    with pytest.raises(UserError, match="name=fake is not available: use vllm, hf"):
+        judge_settings(config("experiment=quickstart", f"{JUDGE}.name=fake"), 1)
 
 
 def test_the_judge_sees_history_unless_it_is_left_out_or_exact() -> None:

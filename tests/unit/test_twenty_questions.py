@@ -10,7 +10,6 @@ from typing import ClassVar
 
 import pytest
 
-from delta_belief_rl.envs import ENVIRONMENTS, make_twenty_questions
 from delta_belief_rl.envs.base import Action, Env, JudgeReply, Outcome
 from delta_belief_rl.envs.check import EnvContractError, available_hooks, check_env
 from delta_belief_rl.envs.twenty_questions import TwentyQuestions, TwentyQuestionsSettings
@@ -389,14 +388,6 @@ def test_both_environments_keep_the_contract() -> None:
     check_env(lambda: _world(max_turns=3), texts, judge)
     assert available_hooks(_game()) < available_hooks(_world())
     assert isinstance(_game(), Env)
-
-
-def test_the_registry_makes_both_kinds() -> None:
-    make = ENVIRONMENTS["twenty_questions"]
-    assert isinstance(make(task_for("dog"), PUBLISHED), TwentyQuestions)
-    assert isinstance(
-        make_twenty_questions(task_for("dog"), PUBLISHED, GRAMMAR), WorldTwentyQuestions
-    )
 
 
 class _SharedState(TwentyQuestions):
