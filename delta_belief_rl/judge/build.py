@@ -60,11 +60,7 @@ class HfJudgeSettings:
 
 
 JudgeSettings = (
-    WorldJudgeSettings
-    | RulesJudgeSettings
-    | HfJudgeSettings
-    | VllmJudgeSettings
-    | ApiJudgeSettings
+    WorldJudgeSettings | RulesJudgeSettings | HfJudgeSettings | VllmJudgeSettings | ApiJudgeSettings
 )
 
 

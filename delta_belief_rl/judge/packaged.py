@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from delta_belief_rl.envs.base import Judge
-from delta_belief_rl.judge.customer_service_rules import CustomerServiceRules
-from delta_belief_rl.judge.guess_my_city_rules import CityJudge
-from delta_belief_rl.judge.murder_mystery_rules import MysteryJudge
-from delta_belief_rl.judge.user_personalization_rules import UserPersonalizationJudge
+from delta_belief_rl.judge.customer_service.rules import CustomerServiceRules
+from delta_belief_rl.judge.guess_my_city.rules import CityJudge
+from delta_belief_rl.judge.murder_mystery.rules import MysteryJudge
+from delta_belief_rl.judge.user_personalization.rules import UserPersonalizationJudge
 
 RULE_JUDGES: Mapping[str, Callable[[], Judge]] = {
     "guess_my_city": CityJudge,

@@ -7,14 +7,12 @@ from dataclasses import dataclass
 
 from delta_belief_rl.envs.base import JudgeRequest
 from delta_belief_rl.envs.parquet import SOURCES
-from delta_belief_rl.judge import (
-    customer_service_script,
-    guess_my_city_script,
-    murder_mystery_script,
-    user_personalization_script,
-)
+from delta_belief_rl.judge.customer_service import script as customer_service
+from delta_belief_rl.judge.guess_my_city import script as guess_my_city
+from delta_belief_rl.judge.murder_mystery import script as murder_mystery
 from delta_belief_rl.judge.parsing import PARSERS, Parser, ParserName
 from delta_belief_rl.judge.prompts import JudgeMode, judge_messages
+from delta_belief_rl.judge.user_personalization import script as user_personalization
 from delta_belief_rl.types import Message, UserError
 
 
@@ -34,13 +32,11 @@ class JudgeScript:
 
 SCRIPTS: Mapping[str, JudgeScript] = {
     "twenty_questions": JudgeScript(judge_messages, PARSERS),
-    "guess_my_city": JudgeScript(guess_my_city_script.messages, guess_my_city_script.PARSERS),
-    "murder_mystery": JudgeScript(murder_mystery_script.messages, murder_mystery_script.PARSERS),
-    "customer_service": JudgeScript(
-        customer_service_script.messages, customer_service_script.PARSERS
-    ),
+    "guess_my_city": JudgeScript(guess_my_city.messages, guess_my_city.PARSERS),
+    "murder_mystery": JudgeScript(murder_mystery.messages, murder_mystery.PARSERS),
+    "customer_service": JudgeScript(customer_service.messages, customer_service.PARSERS),
     "user_personalization": JudgeScript(
-        user_personalization_script.messages, user_personalization_script.PARSERS
+        user_personalization.messages, user_personalization.PARSERS
     ),
 }
 """By environment."""

@@ -7,11 +7,11 @@ from functools import partial
 
 from delta_belief_rl.config.schema import RunConfig
 from delta_belief_rl.envs.base import Env
-from delta_belief_rl.envs.customer_service import CustomerService, CustomerServiceSettings
-from delta_belief_rl.envs.guess_my_city import GuessMyCity, GuessMyCitySettings
-from delta_belief_rl.envs.murder_mystery import MurderMystery, MurderMysterySettings
+from delta_belief_rl.envs.customer_service.game import CustomerService, CustomerServiceSettings
+from delta_belief_rl.envs.guess_my_city.game import GuessMyCity, GuessMyCitySettings
+from delta_belief_rl.envs.murder_mystery.game import MurderMystery, MurderMysterySettings
 from delta_belief_rl.envs.twenty_questions import TwentyQuestions
-from delta_belief_rl.envs.user_personalization import (
+from delta_belief_rl.envs.user_personalization.game import (
     UserPersonalization,
     UserPersonalizationSettings,
 )

@@ -17,9 +17,9 @@ import pytest
 import yaml
 
 from delta_belief_rl.envs.base import Outcome
-from delta_belief_rl.envs.customer_service import CustomerService, CustomerServiceSettings
-from delta_belief_rl.envs.customer_service_data import Scenario, lexicon, scenarios
-from delta_belief_rl.judge.customer_service_rules import CustomerServiceRules
+from delta_belief_rl.envs.customer_service.data import Scenario, lexicon, scenarios
+from delta_belief_rl.envs.customer_service.game import CustomerService, CustomerServiceSettings
+from delta_belief_rl.judge.customer_service.rules import CustomerServiceRules
 from delta_belief_rl.types import Verdict
 
 FILE = Path(__file__).parents[1] / "data" / "adversarial_customer_service.yaml"

@@ -15,11 +15,11 @@ import pytest
 import yaml
 
 from delta_belief_rl.envs.base import JudgeReply, Outcome
-from delta_belief_rl.envs.guess_my_city import GuessMyCity, GuessMyCitySettings
-from delta_belief_rl.envs.guess_my_city_data import OPENING, load_atlas, reveals
-from delta_belief_rl.envs.guess_my_city_reading import read_action
-from delta_belief_rl.judge.guess_my_city_rules import CityJudge
-from delta_belief_rl.judge.guess_my_city_script import PARSERS, messages
+from delta_belief_rl.envs.guess_my_city.data import OPENING, load_atlas, reveals
+from delta_belief_rl.envs.guess_my_city.game import GuessMyCity, GuessMyCitySettings
+from delta_belief_rl.envs.guess_my_city.reading import read_action
+from delta_belief_rl.judge.guess_my_city.rules import CityJudge
+from delta_belief_rl.judge.guess_my_city.script import PARSERS, messages
 from delta_belief_rl.types import Task, Verdict
 
 FILE = Path(__file__).parents[1] / "data" / "adversarial_guess_my_city.yaml"

@@ -17,10 +17,10 @@ import pytest
 import yaml
 
 from delta_belief_rl.envs.base import JudgeReply, Outcome
-from delta_belief_rl.envs.murder_mystery import MurderMystery, MurderMysterySettings
-from delta_belief_rl.envs.murder_mystery_actions import read_action
-from delta_belief_rl.envs.murder_mystery_data import Case, load_cases, opening, task_of
-from delta_belief_rl.judge.murder_mystery_rules import TEXTS, MysteryJudge
+from delta_belief_rl.envs.murder_mystery.actions import read_action
+from delta_belief_rl.envs.murder_mystery.data import Case, load_cases, opening, task_of
+from delta_belief_rl.envs.murder_mystery.game import MurderMystery, MurderMysterySettings
+from delta_belief_rl.judge.murder_mystery.rules import TEXTS, MysteryJudge
 from delta_belief_rl.types import Verdict
 
 FILE = Path(__file__).parents[1] / "data" / "adversarial_murder_mystery.yaml"

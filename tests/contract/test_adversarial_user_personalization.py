@@ -15,13 +15,13 @@ import pytest
 import yaml
 
 from delta_belief_rl.envs.base import Outcome
-from delta_belief_rl.envs.user_personalization import (
+from delta_belief_rl.envs.user_personalization.data import SPLITS, Need, Profile, profiles, tasks
+from delta_belief_rl.envs.user_personalization.game import (
     UserPersonalization,
     UserPersonalizationSettings,
 )
-from delta_belief_rl.envs.user_personalization_data import SPLITS, Need, Profile, profiles, tasks
-from delta_belief_rl.judge.user_personalization_rating import rate
-from delta_belief_rl.judge.user_personalization_rules import UserPersonalizationJudge, facts
+from delta_belief_rl.judge.user_personalization.rating import rate
+from delta_belief_rl.judge.user_personalization.rules import UserPersonalizationJudge, facts
 from delta_belief_rl.types import Task, Verdict
 
 PAGE = Path(__file__).parents[2] / "docs" / "user_personalization.md"

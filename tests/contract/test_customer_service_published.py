@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from delta_belief_rl.envs.base import JudgeReply, Outcome
-from delta_belief_rl.envs.customer_service import CustomerService, CustomerServiceSettings
-from delta_belief_rl.envs.customer_service_data import scenarios
-from delta_belief_rl.envs.customer_service_derived import derived_rubric
-from delta_belief_rl.envs.customer_service_reading import read_named
+from delta_belief_rl.envs.customer_service.data import scenarios
+from delta_belief_rl.envs.customer_service.derived import derived_rubric
+from delta_belief_rl.envs.customer_service.game import CustomerService, CustomerServiceSettings
+from delta_belief_rl.envs.customer_service.reading import read_named
 from delta_belief_rl.envs.parquet import read_parquet
-from delta_belief_rl.judge.customer_service_rules import CustomerServiceRules
-from delta_belief_rl.judge.customer_service_script import PARSERS, messages
+from delta_belief_rl.judge.customer_service.rules import CustomerServiceRules
+from delta_belief_rl.judge.customer_service.script import PARSERS, messages
 from delta_belief_rl.types import Task, Verdict
 
 FILE = Path(__file__).resolve().parents[2].parent / "shared/data/envs/customer_service/test.parquet"

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from delta_belief_rl.envs.base import JudgeReply, JudgeRequest, Outcome
 from delta_belief_rl.envs.check import check_env
-from delta_belief_rl.envs.customer_service import CustomerService, CustomerServiceSettings
-from delta_belief_rl.envs.customer_service_data import (
+from delta_belief_rl.envs.customer_service.data import (
     SPLITS,
     Scenario,
     lexicon,
@@ -26,12 +25,13 @@ from delta_belief_rl.envs.customer_service_data import (
     scenarios,
     tasks,
 )
-from delta_belief_rl.envs.customer_service_derived import derived_rubric
-from delta_belief_rl.envs.customer_service_lists import is_list
-from delta_belief_rl.envs.customer_service_reading import read_message, read_named
-from delta_belief_rl.envs.customer_service_text import Phrase, sentences, word_matches
+from delta_belief_rl.envs.customer_service.derived import derived_rubric
+from delta_belief_rl.envs.customer_service.game import CustomerService, CustomerServiceSettings
+from delta_belief_rl.envs.customer_service.lists import is_list
+from delta_belief_rl.envs.customer_service.reading import read_message, read_named
+from delta_belief_rl.envs.customer_service.text import Phrase, sentences, word_matches
 from delta_belief_rl.envs.parquet import read_parquet, write_parquet
-from delta_belief_rl.judge.customer_service_rules import (
+from delta_belief_rl.judge.customer_service.rules import (
     GOAL,
     TOO_MUCH,
     UNKNOWN,

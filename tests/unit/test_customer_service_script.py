@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from delta_belief_rl.envs.base import JudgeRequest
-from delta_belief_rl.envs.customer_service_data import scenarios
-from delta_belief_rl.judge.customer_service_script import PARSERS, messages
+from delta_belief_rl.envs.customer_service.data import scenarios
+from delta_belief_rl.judge.customer_service.script import PARSERS, messages
 from delta_belief_rl.types import Verdict
 
 FILTER = "washing_machine/drain_filter"

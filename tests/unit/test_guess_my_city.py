@@ -6,21 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from delta_belief_rl.envs import guess_my_city_data as data
 from delta_belief_rl.envs.base import JudgeReply, JudgeRequest, Outcome
 from delta_belief_rl.envs.check import check_env
-from delta_belief_rl.envs.guess_my_city import (
+from delta_belief_rl.envs.guess_my_city import data
+from delta_belief_rl.envs.guess_my_city.data import City, load_atlas, name_key, reveals, tasks
+from delta_belief_rl.envs.guess_my_city.game import (
     NOTICES,
     WITHHELD,
     GuessMyCity,
     GuessMyCitySettings,
     withhold,
 )
-from delta_belief_rl.envs.guess_my_city_data import City, load_atlas, name_key, reveals, tasks
-from delta_belief_rl.envs.guess_my_city_reading import exact_word, mentions, read_action
+from delta_belief_rl.envs.guess_my_city.reading import exact_word, mentions, read_action
 from delta_belief_rl.envs.parquet import read_parquet, write_parquet
-from delta_belief_rl.judge.guess_my_city_rules import CityJudge
-from delta_belief_rl.judge.guess_my_city_script import (
+from delta_belief_rl.judge.guess_my_city.rules import CityJudge
+from delta_belief_rl.judge.guess_my_city.script import (
     MAX_REPLY_CHARACTERS,
     messages,
     parse_published,

@@ -12,10 +12,10 @@ import pytest
 import yaml
 
 from delta_belief_rl.envs.base import JudgeReply, JudgeRequest
-from delta_belief_rl.envs.guess_my_city import NOTICES
-from delta_belief_rl.envs.guess_my_city_data import OPENING, SOURCE, City, load_atlas, reveals
-from delta_belief_rl.judge.guess_my_city_question import UNKNOWN
-from delta_belief_rl.judge.guess_my_city_rules import CityJudge
+from delta_belief_rl.envs.guess_my_city.data import OPENING, SOURCE, City, load_atlas, reveals
+from delta_belief_rl.envs.guess_my_city.game import NOTICES
+from delta_belief_rl.judge.guess_my_city.question import UNKNOWN
+from delta_belief_rl.judge.guess_my_city.rules import CityJudge
 from delta_belief_rl.types import Task, Verdict
 
 QUESTIONS = Path(__file__).parents[1] / "data" / "guess_my_city_questions.yaml"

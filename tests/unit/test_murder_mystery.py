@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from delta_belief_rl.envs.base import JudgeReply, JudgeRequest, Outcome
 from delta_belief_rl.envs.check import check_env
-from delta_belief_rl.envs.murder_mystery import MurderMystery, MurderMysterySettings
-from delta_belief_rl.envs.murder_mystery_actions import read_action
-from delta_belief_rl.envs.murder_mystery_data import (
+from delta_belief_rl.envs.murder_mystery.actions import read_action
+from delta_belief_rl.envs.murder_mystery.data import (
     DATA_DIR,
     SPLITS,
     TEST_KINDS,
@@ -30,8 +29,9 @@ from delta_belief_rl.envs.murder_mystery_data import (
     task_of,
     tasks,
 )
+from delta_belief_rl.envs.murder_mystery.game import MurderMystery, MurderMysterySettings
 from delta_belief_rl.envs.parquet import read_parquet, write_parquet
-from delta_belief_rl.judge.murder_mystery_rules import MysteryJudge, found_clues
+from delta_belief_rl.judge.murder_mystery.rules import MysteryJudge, found_clues
 from delta_belief_rl.types import Message, Task, UserError, Verdict
 
 JUDGE = MysteryJudge()

@@ -10,12 +10,12 @@ import pytest
 from delta_belief_rl.engines.base import FinishReason
 from delta_belief_rl.engines.text_engine import TextCompletion, TextRequest
 from delta_belief_rl.envs.base import JudgeReply, JudgeRequest
-from delta_belief_rl.envs.murder_mystery import MurderMystery, MurderMysterySettings
-from delta_belief_rl.envs.murder_mystery_data import Case, load_cases, task_of
-from delta_belief_rl.envs.murder_mystery_published import published_case
+from delta_belief_rl.envs.murder_mystery.data import Case, load_cases, task_of
+from delta_belief_rl.envs.murder_mystery.game import MurderMystery, MurderMysterySettings
+from delta_belief_rl.envs.murder_mystery.published import published_case
 from delta_belief_rl.envs.parquet import read_parquet
 from delta_belief_rl.judge.llm_judge import LlmJudge
-from delta_belief_rl.judge.murder_mystery_script import PARSERS, case_file, messages, parse_reply
+from delta_belief_rl.judge.murder_mystery.script import PARSERS, case_file, messages, parse_reply
 from delta_belief_rl.types import Message, Task, Verdict
 
 PUBLISHED = (

@@ -19,14 +19,7 @@ from delta_belief_rl.envs.answers import normalise
 from delta_belief_rl.envs.base import JudgeReply, JudgeRequest, Outcome
 from delta_belief_rl.envs.check import check_env
 from delta_belief_rl.envs.parquet import read_parquet, write_parquet
-from delta_belief_rl.envs.user_personalization import (
-    MARK,
-    NOTICES,
-    UserPersonalization,
-    UserPersonalizationSettings,
-    answer_of,
-)
-from delta_belief_rl.envs.user_personalization_data import (
+from delta_belief_rl.envs.user_personalization.data import (
     FILES,
     SOURCE,
     SPLITS,
@@ -37,7 +30,14 @@ from delta_belief_rl.envs.user_personalization_data import (
     request_of,
     tasks,
 )
-from delta_belief_rl.envs.user_personalization_text import (
+from delta_belief_rl.envs.user_personalization.game import (
+    MARK,
+    NOTICES,
+    UserPersonalization,
+    UserPersonalizationSettings,
+    answer_of,
+)
+from delta_belief_rl.envs.user_personalization.text import (
     amounts,
     is_negated,
     leaves_out,
@@ -49,15 +49,15 @@ from delta_belief_rl.envs.user_personalization_text import (
 from delta_belief_rl.judge.llm_judge import LlmJudge
 from delta_belief_rl.judge.pool import JudgePool, JudgePoolSettings, local_replica
 from delta_belief_rl.judge.scripts import SCRIPTS, JudgeScript
-from delta_belief_rl.judge.user_personalization_rating import MAX_WORDS, rate
-from delta_belief_rl.judge.user_personalization_rules import (
+from delta_belief_rl.judge.user_personalization.rating import MAX_WORDS, rate
+from delta_belief_rl.judge.user_personalization.rules import (
     NO_WISH,
     NOTHING_MORE,
     UserPersonalizationJudge,
     facts,
     play,
 )
-from delta_belief_rl.judge.user_personalization_script import PARSERS, messages, parse
+from delta_belief_rl.judge.user_personalization.script import PARSERS, messages, parse
 from delta_belief_rl.types import Message, Task, UserError, Verdict
 
 JUDGE = UserPersonalizationJudge()

@@ -1,0 +1,1 @@
+"""Customer Service: the game, its data and how its texts are read."""

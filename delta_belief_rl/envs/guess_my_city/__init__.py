@@ -1,0 +1,1 @@
+"""Guess My City: the game, its data and how its texts are read."""

@@ -1,0 +1,1 @@
+"""Murder Mystery: the game, its data and how its texts are read."""

@@ -1,0 +1,1 @@
+"""User Personalization: the game, its data and how its texts are read."""

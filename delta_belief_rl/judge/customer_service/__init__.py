@@ -1,0 +1,1 @@
+"""Customer Service: the judge by rules and the script of one that is a model."""

@@ -1,0 +1,1 @@
+"""Guess My City: the judge by rules and the script of one that is a model."""

@@ -1,0 +1,1 @@
+"""Murder Mystery: the judge by rules and the script of one that is a model."""

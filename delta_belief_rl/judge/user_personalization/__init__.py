@@ -1,0 +1,1 @@
+"""User Personalization: the judge by rules and the script of one that is a model."""
