@@ -264,8 +264,8 @@ ACTIONS: dict[str, Callable[[argparse.Namespace], Result]] = {
     "show": _show,
 }
 _ACTIONS_HELP = (
-    "make a file from a list of secrets, or of an environment's packaged tasks; fetch the "
-    "published files; check files and compare them with each other; overlap of two files; show a file"
+    "make a file from a list of secrets, or from an environment's own tasks; fetch the published "
+    "files; check files and compare them with each other; overlap of two files; show a file"
 )
 
 VERB = Verb(

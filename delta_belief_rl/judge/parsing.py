@@ -91,6 +91,27 @@ _CLOSING = re.compile(rf"(?:{_STOP}[\s\-]*|{_LINK}){_WORD}\s*[.!]*\s*\Z")
 _STANDING = re.compile(rf"(?:\A|(?<=[\s>.,;:!?])){_WORD}{_AHEAD}")
 
 
+def published_reply(text: str, tagged: bool) -> str:
+    """What the published experiments keep of a judge's text, in any of their environments.
+
+    The contents of all answer tags (or, without ``tagged``, the whole text) lose every character
+    but ASCII letters, digits, points, commas and spaces, and become lower case.
+
+    Source: the reference implementation.
+    """
+    if tagged:
+        text = " ".join(match.strip() for match in _TAGGED.findall(text))
+    return _PUBLISHED_DROPS.sub("", text).strip().lower()
+
+
+def behind_thought(text: str) -> str | Parsed:
+    """A text in its compatible form (NFKC) behind its last thinking block; an error inside one."""
+    text = _THOUGHT.sub("", unicodedata.normalize("NFKC", text))
+    if _THINKING.search(text):
+        return Parsed(Verdict.ERROR, reason="the text ended before the thinking did")
+    return text
+
+
 def parse_published(text: str, tagged: bool, finished: bool = True) -> Parsed:
     """Read a judge's text as the published experiments do.
 
@@ -105,9 +126,7 @@ def parse_published(text: str, tagged: bool, finished: bool = True) -> Parsed:
 
     Source: the reference implementation.
     """
-    if tagged:
-        text = " ".join(match.strip() for match in _TAGGED.findall(text))
-    words = _PUBLISHED_DROPS.sub("", text).strip().lower().split()
+    words = published_reply(text, tagged).split()
     if words and words[0] in VERDICTS:
         return Parsed(VERDICTS[words[0]], words[0])
     return Parsed(Verdict.INVALID, "invalid", UNRECOGNISED)
@@ -130,11 +149,10 @@ def parse_answer(text: str, tagged: bool = True, finished: bool = True) -> Parse
         >>> parse_answer("I would rather not say.").reason
         'no answer was found'
     """
-    text = unicodedata.normalize("NFKC", text)
-    text = _THOUGHT.sub("", text)
-    if _THINKING.search(text):
-        return Parsed(Verdict.ERROR, reason="the text ended before the thinking did")
-    text = _clean(text)
+    said = behind_thought(text)
+    if isinstance(said, Parsed):
+        return said
+    text = _clean(said)
     if not text.strip():
         return Parsed(Verdict.ERROR, reason="the text is empty")
     contents = _tag_contents(text, finished)

@@ -13,14 +13,19 @@ experiments do.
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Mapping
 
 from delta_belief_rl.envs.answers import UNRECOGNISED
 from delta_belief_rl.envs.base import JudgeRequest
 from delta_belief_rl.envs.customer_service.data import Scenario, scenario_of
 from delta_belief_rl.envs.customer_service.reading import GOAL_PHRASE
-from delta_belief_rl.judge.parsing import Parsed, Parser, ParserName
+from delta_belief_rl.judge.parsing import (
+    Parsed,
+    Parser,
+    ParserName,
+    behind_thought,
+    published_reply,
+)
 from delta_belief_rl.judge.prompts import JudgeMode, quoted
 from delta_belief_rl.types import Message, Verdict
 
@@ -55,14 +60,10 @@ _FORMATS: dict[JudgeMode, str] = {
 }
 
 _SPOKEN_GOAL = re.compile(r"goal[\W_]{0,5}reached", re.IGNORECASE)
-_THOUGHT = re.compile(r".*</think(?:ing)?>", re.IGNORECASE | re.DOTALL)
-_THINKING = re.compile(r"<think(?:ing)?>", re.IGNORECASE)
-_TAGGED = re.compile(r"<answer>(.*?)</answer>", re.IGNORECASE | re.DOTALL)
 _OPEN_TAG = re.compile(r"<\s*answer\s*>", re.IGNORECASE)
 _CLOSE_TAG = re.compile(r"<\s*/\s*answer\s*>", re.IGNORECASE)
 _MARKUP = "*_`\"'\u201c\u201d\u2018\u2019# "
 _SAYS_GOAL = re.compile(rf"(?:\A|[.!?:]\s+){GOAL_PHRASE}(?=\s*(?:[.!,;:\-]|\Z))", re.IGNORECASE)
-_PUBLISHED_DROPS = re.compile(r"[^A-Za-z0-9., ]")
 
 
 def messages(
@@ -97,10 +98,10 @@ def read_grammar(text: str, tagged: bool = True, finished: bool = True) -> Parse
         >>> read_grammar("<answer>It beeps.</answer>").text
         'It beeps.'
     """
-    text = _THOUGHT.sub("", unicodedata.normalize("NFKC", text))
-    if _THINKING.search(text):
-        return Parsed(Verdict.ERROR, reason="the text ended before the thinking did")
-    content = _content(text, tagged, finished)
+    said = behind_thought(text)
+    if isinstance(said, Parsed):
+        return said
+    content = _content(said, tagged, finished)
     if content is None:
         return Parsed(Verdict.ERROR, reason="no reply in tags was found")
     reply = " ".join(_CLOSE_TAG.sub(" ", content).split()).strip(_MARKUP)
@@ -128,9 +129,7 @@ def read_published(text: str, tagged: bool = True, finished: bool = True) -> Par
 
     Source: the reference implementation.
     """
-    if tagged:
-        text = " ".join(match.strip() for match in _TAGGED.findall(text))
-    reply = _PUBLISHED_DROPS.sub("", text).strip().lower()
+    reply = published_reply(text, tagged)
     if GOAL_PHRASE in reply:
         return Parsed(Verdict.WIN, text=reply)
     return Parsed(Verdict.OTHER, text=reply, reason="" if reply else UNRECOGNISED)

@@ -11,11 +11,16 @@ of them. Whether a win is confirmed is decided by the environment.
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Mapping
 
 from delta_belief_rl.envs.base import JudgeRequest
-from delta_belief_rl.judge.parsing import Parsed, Parser, ParserName
+from delta_belief_rl.judge.parsing import (
+    Parsed,
+    Parser,
+    ParserName,
+    behind_thought,
+    published_reply,
+)
 from delta_belief_rl.judge.prompts import JudgeMode, quoted
 from delta_belief_rl.types import Message, Verdict
 
@@ -53,16 +58,12 @@ _FORMATS: Mapping[JudgeMode, str] = {
         "example: <answer>The city lies on a large river.</answer>"
     ),
 }
-_THOUGHT = re.compile(r".*</think(?:ing)?>", re.IGNORECASE | re.DOTALL)
-_THINKING = re.compile(r"<think(?:ing)?>", re.IGNORECASE)
-_TAGGED = re.compile(r"<answer>(.*?)</answer>", re.IGNORECASE | re.DOTALL)
 _OPEN = re.compile(r"<\s*answer\s*>", re.IGNORECASE)
 _CLOSE = re.compile(r"<\s*/\s*answer\s*>", re.IGNORECASE)
 _GOAL = re.compile(
     r"^\W*goal[\s_-]+reached\b(?!\s*(?:if|when|only|is|was|by|unless|as))", re.IGNORECASE
 )
 _REFUSED = re.compile(r"^\W*(?:not\s?valid|invalid)\W*$|^\W*notvalid\b", re.IGNORECASE)
-_PUBLISHED_DROPS = re.compile(r"[^A-Za-z0-9., ]")
 
 
 def messages(
@@ -105,11 +106,11 @@ def parse_reply(text: str, tagged: bool = True, finished: bool = True) -> Parsed
         >>> parse_reply("Right. <answer>Goal reached</answer>").verdict
         <Verdict.WIN: 'win'>
     """
-    text = _THOUGHT.sub("", unicodedata.normalize("NFKC", text))
-    if _THINKING.search(text):
-        return Parsed(Verdict.ERROR, reason="the text ended before the thinking did")
-    parts = _OPEN.split(text)
-    reply, closed = text, finished
+    said = behind_thought(text)
+    if isinstance(said, Parsed):
+        return said
+    parts = _OPEN.split(said)
+    reply, closed = said, finished
     if len(parts) > 1:
         reply, *rest = _CLOSE.split(parts[-1], maxsplit=1)
         closed = bool(rest) or finished
@@ -142,9 +143,7 @@ def parse_published(text: str, tagged: bool, finished: bool = True) -> Parsed:
 
     Source: the reference implementation.
     """
-    if tagged:
-        text = " ".join(match.strip() for match in _TAGGED.findall(text))
-    reply = _PUBLISHED_DROPS.sub("", text).strip().lower()
+    reply = published_reply(text, tagged)
     if GOAL.lower() in reply:
         return Parsed(Verdict.WIN, GOAL.lower(), text=reply)
     if reply in (REFUSAL, "invalid") or "sorry, i cannot answer this question" in reply:

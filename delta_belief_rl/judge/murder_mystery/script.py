@@ -9,12 +9,17 @@ it knows the solution alone and has to invent the rest.
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Mapping
 
 from delta_belief_rl.envs.base import JudgeRequest
 from delta_belief_rl.envs.murder_mystery.data import Case, case_of
-from delta_belief_rl.judge.parsing import Parsed, Parser, ParserName
+from delta_belief_rl.judge.parsing import (
+    Parsed,
+    Parser,
+    ParserName,
+    behind_thought,
+    published_reply,
+)
 from delta_belief_rl.judge.prompts import JudgeMode, quoted
 from delta_belief_rl.types import Message, Verdict
 
@@ -55,13 +60,9 @@ _FORMATS: Mapping[JudgeMode, str] = {
 
 _TAGGED = re.compile(r"<\s*answer\s*>(.*?)(?:<\s*/\s*answer\s*>|\Z)", re.IGNORECASE | re.DOTALL)
 _CLOSED = re.compile(r"<\s*/\s*answer\s*>", re.IGNORECASE)
-_THOUGHT = re.compile(r".*</think(?:ing)?>", re.IGNORECASE | re.DOTALL)
-_THINKING = re.compile(r"<think(?:ing)?>", re.IGNORECASE)
 _GOAL = re.compile(r"\W*goal reached\b", re.IGNORECASE)
 _NO_GOAL = re.compile(r"\b(?:not|no|never|n't)\b[^.]*\bgoal reached\b", re.IGNORECASE)
 _INVALID = re.compile(r"\W*invalid\b\W*", re.IGNORECASE)
-_PUBLISHED_TAGGED = re.compile(r"<answer>(.*?)</answer>", re.IGNORECASE | re.DOTALL)
-_PUBLISHED_DROPS = re.compile(r"[^A-Za-z0-9., ]")
 
 INVALID_TEXT = (
     "That is no single clear action. Say what you examine, whom you ask, or whom you accuse."
@@ -121,13 +122,13 @@ def parse_reply(text: str, tagged: bool = True, finished: bool = True) -> Parsed
         >>> parse_reply("<answer>**Goal reached.**</answer>").verdict
         <Verdict.WIN: 'win'>
     """
-    text = _THOUGHT.sub("", unicodedata.normalize("NFKC", text))
-    if _THINKING.search(text):
-        return Parsed(Verdict.ERROR, reason="the text ended before the thinking did")
-    found = _TAGGED.findall(text)
+    said = behind_thought(text)
+    if isinstance(said, Parsed):
+        return said
+    found = _TAGGED.findall(said)
     if tagged and not found and not finished:
         return Parsed(Verdict.ERROR, reason="the text ended before the reply did")
-    reply = " ".join((found[-1] if found else _CLOSED.sub(" ", text)).split()).strip("*_`\"' ")
+    reply = " ".join((found[-1] if found else _CLOSED.sub(" ", said)).split()).strip("*_`\"' ")
     if not any(character.isalnum() for character in reply):
         return Parsed(Verdict.ERROR, reason="the reply is empty")
     if _GOAL.match(reply):
@@ -153,9 +154,7 @@ def parse_published(text: str, tagged: bool, finished: bool = True) -> Parsed:
 
     Source: the reference implementation.
     """
-    if tagged:
-        text = " ".join(match.strip() for match in _PUBLISHED_TAGGED.findall(text))
-    reply = _PUBLISHED_DROPS.sub("", text).strip().lower()
+    reply = published_reply(text, tagged)
     return Parsed(Verdict.WIN if GOAL in reply else Verdict.OTHER, text=reply)
 
 

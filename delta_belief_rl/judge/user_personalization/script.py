@@ -11,13 +11,12 @@ failure of the judge (``Verdict.ERROR``), which costs the player nothing.
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Mapping
 
 from delta_belief_rl.envs.base import JudgeRequest
 from delta_belief_rl.envs.user_personalization.data import request_of
 from delta_belief_rl.envs.user_personalization.game import BEST, MARK, WORST
-from delta_belief_rl.judge.parsing import Parsed, Parser, ParserName
+from delta_belief_rl.judge.parsing import Parsed, Parser, ParserName, behind_thought
 from delta_belief_rl.judge.prompts import JudgeMode, quoted
 from delta_belief_rl.types import Message, Verdict
 
@@ -75,8 +74,6 @@ _RATING_FORMATS: Mapping[JudgeMode, str] = {
     ),
 }
 
-_THOUGHT = re.compile(r".*</think(?:ing)?>", re.IGNORECASE | re.DOTALL)
-_THINKING = re.compile(r"<think(?:ing)?>", re.IGNORECASE)
 _RATED = re.compile(r"<\s*answer\s*>(.*?)(</\s*answer\s*>|\Z)", re.IGNORECASE | re.DOTALL)
 _REPLIED = re.compile(r"<\s*reply\s*>(.*?)(</\s*reply\s*>|\Z)", re.IGNORECASE | re.DOTALL)
 _NUMBER = re.compile(
@@ -136,17 +133,17 @@ def parse(text: str, tagged: bool = True, finished: bool = True) -> Parsed:
         >>> parse("I would give it a nine.").reason
         'no answer was found'
     """
-    text = _THOUGHT.sub("", text)
-    if _THINKING.search(text):
-        return Parsed(Verdict.ERROR, reason="the text ended before the thinking did")
-    ratings, replies = _contents(_RATED, text, finished), _contents(_REPLIED, text, finished)
+    said = behind_thought(text)
+    if isinstance(said, Parsed):
+        return said
+    ratings, replies = _contents(_RATED, said, finished), _contents(_REPLIED, said, finished)
     if ratings and replies:
         return Parsed(Verdict.ERROR, reason="the text holds a rating and a reply")
     if ratings:
         return _rating(ratings)
     if replies:
         return _reply(replies[-1])
-    bare = "" if tagged or not finished or _TAG.search(text) else text.strip()
+    bare = "" if tagged or not finished or _TAG.search(said) else said.strip()
     if not bare:
         return Parsed(Verdict.ERROR, reason="no answer was found")
     number = _rating([bare])
@@ -169,7 +166,7 @@ def _rating(contents: list[str]) -> Parsed:
 
 
 def _number(content: str) -> float | None:
-    match = _NUMBER.fullmatch(unicodedata.normalize("NFKC", content))
+    match = _NUMBER.fullmatch(content)
     value = float(match[1]) if match else 0.0
     return value if WORST <= value <= BEST else None
 
