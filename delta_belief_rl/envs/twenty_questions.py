@@ -13,7 +13,6 @@ never finds.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -22,6 +21,7 @@ from typing import Literal, get_args
 
 from delta_belief_rl.envs import answers
 from delta_belief_rl.envs.base import Action, JudgeReply, JudgeRequest, Outcome
+from delta_belief_rl.envs.single_use import SingleUseGame, check_choice, digest
 from delta_belief_rl.envs.worlds.knowledge import Knowledge
 from delta_belief_rl.types import Task, UserError, Verdict
 
@@ -88,15 +88,15 @@ class TwentyQuestionsSettings:
         answers.check_methods(self.verify_methods)
         if self.max_turns < 1:
             raise UserError(f"max_turns is {self.max_turns}: a game needs at least one turn.")
-        _check_choice("win_rule", self.win_rule, get_args(WinRule))
-        _check_choice("candidate_lists", self.candidate_lists, get_args(CandidateLists))
-        _check_choice("duplicates", self.duplicates, get_args(Duplicates))
+        check_choice("win_rule", self.win_rule, get_args(WinRule))
+        check_choice("candidate_lists", self.candidate_lists, get_args(CandidateLists))
+        check_choice("duplicates", self.duplicates, get_args(Duplicates))
         if self.false_positive_behavior is not None:
-            _check_choice(
+            check_choice(
                 "false_positive_behavior", self.false_positive_behavior, answers.JUDGE_WORDS
             )
         for key in self.notices:
-            _check_choice("the keys of notices", key, tuple(PUBLISHED_NOTICES))
+            check_choice("the keys of notices", key, tuple(PUBLISHED_NOTICES))
         if self.duplicates == "judge" and not self.judge_history:
             raise UserError(
                 "duplicates='judge' needs judge_history=true: the judge must see what was asked."
@@ -166,7 +166,7 @@ def read_question(
     )
 
 
-class TwentyQuestions:
+class TwentyQuestions(SingleUseGame[GameState]):
     """One game over any secret, judged by a model.
 
     Raises:
@@ -205,7 +205,7 @@ class TwentyQuestions:
         key = f"{self.task.source}/{self.task.secret}/{answers.normalise(action.question)}"
         history = self._state.history if self.settings.judge_history else ()
         if history:
-            key += "/" + _digest("\n".join(part for pair in history for part in pair))
+            key += "/" + digest("\n".join(part for pair in history for part in pair))
         return JudgeRequest(self.task, action.question, history, key)
 
     def apply(self, action: Action, reply: JudgeReply | None) -> Outcome:
@@ -216,12 +216,7 @@ class TwentyQuestions:
         Raises:
             ValueError: When the game is over, or a judge's reply is missing or was not asked for.
         """
-        if self._state.done:
-            raise ValueError("This game is over: make a new environment for the next one.")
-        if (reply is None) == action.needs_judge:
-            raise ValueError(
-                "A judge's reply must be given exactly when the action needs the judge."
-            )
+        self._check_call(action, reply)
         reading = self._read(action.question) if action.question is not None else None
         outcome = self._outcome(action.question, reading, reply)
         self._advance(action, reading, outcome)
@@ -230,7 +225,7 @@ class TwentyQuestions:
     def state_key(self) -> str:
         """Name of the set of answered questions, in any order."""
         known = {pair for pair in self._state.asked if pair[1] in (Verdict.YES, Verdict.NO)}
-        return _digest("\n".join(f"{key}={verdict}" for key, verdict in sorted(known)))
+        return digest("\n".join(f"{key}={verdict}" for key, verdict in sorted(known)))
 
     def action_key(self, text: str) -> str:
         """Equal for texts that are the same action."""
@@ -240,22 +235,6 @@ class TwentyQuestions:
     def reference(self) -> str:
         """The secret."""
         return self.task.secret
-
-    def feedback(self) -> str:
-        """One sentence about the last action; empty before the first."""
-        return self._state.feedback
-
-    def snapshot(self) -> object:
-        """The game's state, for ``restore`` on this game or another one of the same task."""
-        return self._state
-
-    def restore(self, snapshot: object) -> None:
-        """Go back to a state that ``snapshot`` returned."""
-        if not isinstance(snapshot, GameState):
-            raise TypeError(
-                f"Expected a snapshot of this environment, got {type(snapshot).__name__}."
-            )
-        self._state = snapshot
 
     def _read(self, question: str) -> Reading:
         return read_question(
@@ -381,12 +360,3 @@ def _feedback(action: Action, outcome: Outcome) -> str:
     question = "No question was asked." if action.question is None else f"Asked: {action.question}"
     notes = f" ({', '.join(outcome.diagnostics)})" if outcome.diagnostics else ""
     return f"{question} Reply: {outcome.reply}{notes}"
-
-
-def _check_choice(name: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise UserError(f"{name} is {value!r}; the known values are {', '.join(known)}.")
-
-
-def _digest(text: str) -> str:
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

@@ -22,7 +22,8 @@ class JudgeScript:
 
     Attributes:
         messages: ``(request, mode, with_history)`` to system and user message; the system message
-            is the same for all requests of a mode.
+            is the same for all requests of a mode and a kind, so that an engine with a prefix cache
+            reads it once.
         parsers: What ``judge_rollout.parser`` names.
     """
 

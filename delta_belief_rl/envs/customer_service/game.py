@@ -10,7 +10,6 @@ one that speaks the goal phrase itself is no win at all.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -28,6 +27,7 @@ from delta_belief_rl.envs.customer_service.reading import (
     read_message,
     read_named,
 )
+from delta_belief_rl.envs.single_use import SingleUseGame, digest
 from delta_belief_rl.types import Task, UserError, Verdict
 
 WinRule = Literal["compatible", "strict"]
@@ -105,7 +105,7 @@ class GameState:
     footprint: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
 
 
-class CustomerService:
+class CustomerService(SingleUseGame[GameState]):
     """One game.
 
     A packaged scenario is read by its rubric. For a task from elsewhere the rubric is derived from
@@ -150,7 +150,7 @@ class CustomerService:
         key = f"{self.task.source}/{self.task.id}/{answers.normalise(action.question)}"
         history = self._state.history if self.settings.judge_history else ()
         if history:
-            key += "/" + _digest("\n".join(part for pair in history for part in pair))
+            key += "/" + digest("\n".join(part for pair in history for part in pair))
         return JudgeRequest(self.task, action.question, history, key)
 
     def apply(self, action: Action, reply: JudgeReply | None) -> Outcome:
@@ -161,12 +161,7 @@ class CustomerService:
         Raises:
             ValueError: When the game is over, or a judge's reply is missing or was not asked for.
         """
-        if self._state.done:
-            raise ValueError("This game is over: make a new environment for the next one.")
-        if (reply is None) == action.needs_judge:
-            raise ValueError(
-                "A judge's reply must be given exactly when the action needs the judge."
-            )
+        self._check_call(action, reply)
         last = self._state.turns + 1 >= self.settings.max_turns
         message = action.question
         if message is None:
@@ -193,7 +188,7 @@ class CustomerService:
             known = {f"{answers.normalise(said)}={reply}" for said, reply in state.history}
         else:
             known = {*state.facts, *state.tried, f"cause={state.cause}", f"fix={state.fix}"}
-        return _digest("\n".join(sorted(known)))
+        return digest("\n".join(sorted(known)))
 
     def progress(self) -> float:
         """The score so far, in [0, 1]."""
@@ -222,22 +217,6 @@ class CustomerService:
     def reference(self) -> str:
         """The golden answer."""
         return self.task.secret
-
-    def feedback(self) -> str:
-        """One sentence about the last message; empty before the first."""
-        return self._state.feedback
-
-    def snapshot(self) -> object:
-        """The game's state, for ``restore`` on this game or another one of the same task."""
-        return self._state
-
-    def restore(self, snapshot: object) -> None:
-        """Go back to a state that ``snapshot`` returned."""
-        if not isinstance(snapshot, GameState):
-            raise TypeError(
-                f"Expected a snapshot of this environment, got {type(snapshot).__name__}."
-            )
-        self._state = snapshot
 
     def _named(self, message: str) -> Named:
         if self.scenario is not None:
@@ -344,7 +323,3 @@ class CustomerService:
             return solution / (CAUSE_SHARE + FIX_SHARE)
         gathered = sum(f"fact:{name}" in state.facts for name in self.scenario.needed)
         return solution + FACTS_SHARE * gathered / len(self.scenario.needed)
-
-
-def _digest(text: str) -> str:
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

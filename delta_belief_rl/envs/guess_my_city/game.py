@@ -12,7 +12,6 @@ whichever of them ends the game; a strict win is always a compatible one.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -22,6 +21,7 @@ from delta_belief_rl.envs import answers
 from delta_belief_rl.envs.base import Action, JudgeReply, JudgeRequest, Outcome
 from delta_belief_rl.envs.guess_my_city.data import name_key
 from delta_belief_rl.envs.guess_my_city.reading import METHODS, CityReading, place_of, read_action
+from delta_belief_rl.envs.single_use import SingleUseGame, check_choice, digest
 from delta_belief_rl.types import Task, UserError, Verdict
 
 WinRule = Literal["compatible", "strict"]
@@ -80,12 +80,12 @@ class GuessMyCitySettings:
         if self.max_turns < 1:
             raise UserError(f"max_turns is {self.max_turns}: a game needs at least one turn.")
         for method in self.verify_methods:
-            _check_choice("verify_judge.methods", method, METHODS)
-        _check_choice("win_rule", self.win_rule, get_args(WinRule))
-        _check_choice("candidate_lists", self.candidate_lists, get_args(CandidateLists))
-        _check_choice("duplicates", self.duplicates, get_args(Duplicates))
+            check_choice("verify_judge.methods", method, METHODS)
+        check_choice("win_rule", self.win_rule, get_args(WinRule))
+        check_choice("candidate_lists", self.candidate_lists, get_args(CandidateLists))
+        check_choice("duplicates", self.duplicates, get_args(Duplicates))
         for key in self.notices:
-            _check_choice("the keys of notices", key, tuple(NOTICES))
+            check_choice("the keys of notices", key, tuple(NOTICES))
 
     def notice(self, word: str) -> str:
         """The reply for a key of ``NOTICES``."""
@@ -113,7 +113,7 @@ class CityState:
     feedback: str = ""
 
 
-class GuessMyCity:
+class GuessMyCity(SingleUseGame[CityState]):
     """One game over any city.
 
     Raises:
@@ -148,7 +148,7 @@ class GuessMyCity:
         key = f"{self.task.source}/{self.task.secret}/{answers.normalise(action.question)}"
         history = self._state.history if self.settings.judge_history else ()
         if history:
-            key += "/" + _digest("\n".join(part for pair in history for part in pair))
+            key += "/" + digest("\n".join(part for pair in history for part in pair))
         return JudgeRequest(self.task, action.question, history, key)
 
     def apply(self, action: Action, reply: JudgeReply | None) -> Outcome:
@@ -159,12 +159,7 @@ class GuessMyCity:
         Raises:
             ValueError: When the game is over, or a judge's reply is missing or was not asked for.
         """
-        if self._state.done:
-            raise ValueError("This game is over: make a new environment for the next one.")
-        if (reply is None) == action.needs_judge:
-            raise ValueError(
-                "A judge's reply must be given exactly when the action needs the judge."
-            )
+        self._check_call(action, reply)
         outcome = self._outcome(action.question, reply)
         self._advance(action, outcome)
         return outcome
@@ -178,7 +173,7 @@ class GuessMyCity:
             )
             if verdict is Verdict.OTHER
         }
-        return _digest("\n".join(sorted(known)))
+        return digest("\n".join(sorted(known)))
 
     def action_key(self, text: str) -> str:
         """Equal for texts that are the same action; a guess is known by the city."""
@@ -188,22 +183,6 @@ class GuessMyCity:
     def reference(self) -> str:
         """The city and its country."""
         return self.task.secret
-
-    def feedback(self) -> str:
-        """One sentence about the last action; empty before the first."""
-        return self._state.feedback
-
-    def snapshot(self) -> object:
-        """The game's state, for ``restore`` on this game or another one of the same task."""
-        return self._state
-
-    def restore(self, snapshot: object) -> None:
-        """Go back to a state that ``snapshot`` returned."""
-        if not isinstance(snapshot, CityState):
-            raise TypeError(
-                f"Expected a snapshot of this environment, got {type(snapshot).__name__}."
-            )
-        self._state = snapshot
 
     def _read(self, question: str) -> CityReading:
         return read_action(question, self.task.secret, self.task.aliases)
@@ -339,12 +318,3 @@ def _feedback(action: Action, outcome: Outcome) -> str:
     question = "No question was asked." if action.question is None else f"Asked: {action.question}"
     notes = f" ({', '.join(outcome.diagnostics)})" if outcome.diagnostics else ""
     return f"{question} Reply: {outcome.reply}{notes}"
-
-
-def _check_choice(name: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise UserError(f"{name} is {value!r}; the known values are {', '.join(known)}.")
-
-
-def _digest(text: str) -> str:
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

@@ -15,7 +15,6 @@ answered finds the clue that it asks for, where the case has it and everything b
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
@@ -26,6 +25,7 @@ from delta_belief_rl.envs.murder_mystery.accusations import EVERYONE, Accusation
 from delta_belief_rl.envs.murder_mystery.actions import Reading, read_action
 from delta_belief_rl.envs.murder_mystery.data import Case, case_of
 from delta_belief_rl.envs.murder_mystery.published import mentioned, published_case
+from delta_belief_rl.envs.single_use import SingleUseGame, check_choice, digest
 from delta_belief_rl.types import Task, UserError, Verdict
 
 WinRule = Literal["compatible", "strict"]
@@ -68,12 +68,12 @@ class MurderMysterySettings:
     def __post_init__(self) -> None:
         if self.max_turns < 1:
             raise UserError(f"max_turns is {self.max_turns}: a game needs at least one turn.")
-        _check_choice("win_rule", self.win_rule, get_args(WinRule))
-        _check_choice("wrong_accusation", self.wrong_accusation, get_args(WrongAccusation))
+        check_choice("win_rule", self.win_rule, get_args(WinRule))
+        check_choice("wrong_accusation", self.wrong_accusation, get_args(WrongAccusation))
         for method in self.verify_methods:
-            _check_choice("verify_methods", method, VERIFY_METHODS)
+            check_choice("verify_methods", method, VERIFY_METHODS)
         for key in self.notices:
-            _check_choice("the keys of notices", key, tuple(NOTICES))
+            check_choice("the keys of notices", key, tuple(NOTICES))
 
     def notice(self, name: str) -> str:
         """The environment's own reply of a name."""
@@ -113,7 +113,7 @@ class Judgement:
     score: float
 
 
-class MurderMystery:
+class MurderMystery(SingleUseGame[GameState]):
     """One game over a packaged mystery, or over a row of the published files.
 
     Of a published row only the solution is known: its culprit and key evidence are read out of the
@@ -147,8 +147,8 @@ class MurderMystery:
         if action.question is None:
             raise ValueError("An action without a text is not sent to the judge.")
         said = "\n".join(part for pair in self._state.history for part in pair)
-        name = _digest(self.task.secret)
-        key = f"{self.task.source}/{name}/{normalise(action.question)}/{_digest(said)}"
+        name = digest(self.task.secret)
+        key = f"{self.task.source}/{name}/{normalise(action.question)}/{digest(said)}"
         return JudgeRequest(self.task, action.question, self._state.history, key)
 
     def apply(self, action: Action, reply: JudgeReply | None) -> Outcome:
@@ -157,10 +157,7 @@ class MurderMystery:
         Raises:
             ValueError: When the game is over, or a judge's reply is missing or was not asked for.
         """
-        if self._state.done:
-            raise ValueError("This game is over: make a new environment for the next one.")
-        if (reply is None) == action.needs_judge:
-            raise ValueError("A judge's reply must be given exactly where the action needs one.")
+        self._check_call(action, reply)
         last = self._state.turns + 1 >= self.settings.max_turns
         if action.question is None or reply is None:
             notes = ("no_action",)
@@ -189,7 +186,7 @@ class MurderMystery:
 
     def state_key(self) -> str:
         """Name of the set of clues found and of vain actions, in any order."""
-        return _digest("\n".join((*sorted(self._state.found), "", *sorted(self._state.tried))))
+        return digest("\n".join((*sorted(self._state.found), "", *sorted(self._state.tried))))
 
     def progress(self) -> float:
         """Share of the decisive clues that were found, in [0, 1]."""
@@ -208,22 +205,6 @@ class MurderMystery:
     def reference(self) -> str:
         """The solution."""
         return self.task.secret
-
-    def feedback(self) -> str:
-        """One sentence about the last action; empty before the first."""
-        return self._state.feedback
-
-    def snapshot(self) -> object:
-        """The game's state, for ``restore`` on this game or another one of the same task."""
-        return self._state
-
-    def restore(self, snapshot: object) -> None:
-        """Go back to a state that ``snapshot`` returned."""
-        if not isinstance(snapshot, GameState):
-            raise TypeError(
-                f"Expected a snapshot of this environment, got {type(snapshot).__name__}."
-            )
-        self._state = snapshot
 
     def _read(self, question: str) -> Reading:
         return read_action(self.case, question)
@@ -325,12 +306,3 @@ def _feedback(question: str | None, outcome: Outcome) -> str:
     did = "No action was taken." if question is None else f"Action: {question}"
     notes = f" ({', '.join(outcome.diagnostics)})" if outcome.diagnostics else ""
     return f"{did} Reply: {outcome.reply}{notes}"
-
-
-def _check_choice(name: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise UserError(f"{name} is {value!r}; the known values are {', '.join(known)}.")
-
-
-def _digest(text: str) -> str:
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

@@ -15,7 +15,6 @@ rating; all details are this project's own.
 
 from __future__ import annotations
 
-import hashlib
 import re
 import unicodedata
 from collections.abc import Mapping
@@ -24,6 +23,7 @@ from typing import Literal, get_args
 
 from delta_belief_rl.envs import answers
 from delta_belief_rl.envs.base import Action, JudgeReply, JudgeRequest, Outcome
+from delta_belief_rl.envs.single_use import SingleUseGame, check_choice, digest
 from delta_belief_rl.types import Task, UserError, Verdict
 
 Duplicates = Literal["code", "judge"]
@@ -83,10 +83,10 @@ class UserPersonalizationSettings:
                 f"threshold is {self.threshold:g}: ratings go from 1 to 10, and 1 must not win."
             )
         for method in self.verify_methods:
-            _check_choice("verify_methods", method, answers.VALIDITY_METHODS)
-        _check_choice("duplicates", self.duplicates, get_args(Duplicates))
+            check_choice("verify_methods", method, answers.VALIDITY_METHODS)
+        check_choice("duplicates", self.duplicates, get_args(Duplicates))
         for key in self.notices:
-            _check_choice("the keys of notices", key, tuple(NOTICES))
+            check_choice("the keys of notices", key, tuple(NOTICES))
 
     def notice(self, name: str) -> str:
         """The environment's own reply of a name."""
@@ -121,7 +121,7 @@ def answer_of(text: str) -> str | None:
     return visible[match.end() :].strip() if match else None
 
 
-class UserPersonalization:
+class UserPersonalization(SingleUseGame[GameState]):
     """One game with one user.
 
     Raises:
@@ -161,9 +161,9 @@ class UserPersonalization:
         if action.question is None or not action.needs_judge:
             raise ValueError("An action that code decides is not sent to the judge.")
         history = self._state.history if self.settings.judge_history else ()
-        key = f"{self.task.source}/{self.task.id}/{_digest(action.question)}"
+        key = f"{self.task.source}/{self.task.id}/{digest(action.question)}"
         if history:
-            key += "/" + _digest("\n".join(part for pair in history for part in pair))
+            key += "/" + digest("\n".join(part for pair in history for part in pair))
         return JudgeRequest(self.task, action.question, history, key)
 
     def apply(self, action: Action, reply: JudgeReply | None) -> Outcome:
@@ -174,21 +174,14 @@ class UserPersonalization:
         Raises:
             ValueError: When the game is over, or a judge's reply is missing or was not asked for.
         """
-        if self._state.done:
-            raise ValueError("This game is over: make a new environment for the next one.")
-        if (reply is None) == action.needs_judge:
-            raise ValueError(
-                "A judge's reply must be given exactly when the action needs the judge."
-            )
+        self._check_call(action, reply)
         outcome = self._outcome(action, reply)
         self._advance(action, outcome)
         return outcome
 
     def state_key(self) -> str:
         """Name of what is known: the answered questions and their replies, in any order."""
-        return _digest(
-            "\n".join(sorted(f"{asked}={reply}" for asked, reply in self._state.history))
-        )
+        return digest("\n".join(sorted(f"{asked}={reply}" for asked, reply in self._state.history)))
 
     def action_key(self, text: str) -> str:
         """Equal for texts that are the same action."""
@@ -198,22 +191,6 @@ class UserPersonalization:
     def reference(self) -> str:
         """The decisive facts of the user."""
         return self.task.secret
-
-    def feedback(self) -> str:
-        """One sentence about the last message; empty before the first."""
-        return self._state.feedback
-
-    def snapshot(self) -> object:
-        """The game's state, for ``restore`` on this game or another one of the same task."""
-        return self._state
-
-    def restore(self, snapshot: object) -> None:
-        """Go back to a state that ``snapshot`` returned."""
-        if not isinstance(snapshot, GameState):
-            raise TypeError(
-                f"Expected a snapshot of this environment, got {type(snapshot).__name__}."
-            )
-        self._state = snapshot
 
     def _is_last(self) -> bool:
         return self._state.turns + 1 >= self.settings.max_turns
@@ -309,12 +286,3 @@ class UserPersonalization:
             if outcome.verdict is Verdict.OTHER and not outcome.done:
                 state = replace(state, history=(*state.history, (question, outcome.reply)))
         self._state = state
-
-
-def _check_choice(name: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise UserError(f"{name} is {value!r}; the known values are {', '.join(known)}.")
-
-
-def _digest(text: str) -> str:
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
