@@ -340,7 +340,9 @@ def test_there_is_a_packaged_file_for_each_split_from_any_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert packaged_tasks() == sorted(f"twenty_questions/{split}" for split in SPLITS)
+    assert packaged_tasks() == sorted(
+        f"{env}/{split}" for env in SOURCES.values() for split in SPLITS
+    )
     for split, least in SPLITS.items():
         found = inspect_parquet(f"package:twenty_questions/{split}")
         assert (found.problems, found.published_schema) == ((), True)
@@ -353,7 +355,7 @@ def test_there_is_a_packaged_file_for_each_split_from_any_folder(
 def test_a_wrong_name_of_a_packaged_file_is_answered_with_the_right_ones() -> None:
     with pytest.raises(UserError, match=r"did you mean package:twenty_questions/train\?"):
         find_file("package:twenty_questions/trian")
-    with pytest.raises(UserError, match="choose from twenty_questions/test, twenty_questions/tr"):
+    with pytest.raises(UserError, match="choose from customer_service/test, customer_service/tr"):
         find_file("package:../../types")
 
 
