@@ -6,7 +6,6 @@ import logging
 import os
 import secrets
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,9 +14,10 @@ import ray
 
 from delta_belief_rl.cluster.machines import find_machines
 from delta_belief_rl.cluster.network import address_of, communication_env, describe
-from delta_belief_rl.cluster.ray_env import EVERY_START, OWN_HEAD, is_short
+from delta_belief_rl.cluster.ray_env import EVERY_START, OWN_HEAD
 from delta_belief_rl.cluster.ray_watch import watched
 from delta_belief_rl.cluster.reaper import MARK, Reaper
+from delta_belief_rl.cluster.scratch import make_scratch, note_owner
 from delta_belief_rl.cluster.stacks import FOLDER
 from delta_belief_rl.config.plan import MachineNeeds
 from delta_belief_rl.config.schema_trainer import RayInit
@@ -62,7 +62,7 @@ def ray_session(
         return
     for name, value in OWN_HEAD.items():
         os.environ.setdefault(name, value)
-    folder, private = _scratch(settings.temp_dir or os.environ.get("RAY_TMPDIR"))
+    folder, private = make_scratch(settings.temp_dir or os.environ.get("RAY_TMPDIR"))
     with _nothing_left(folder, private=private):
         with _own_sigterm():
             ray.init(
@@ -123,6 +123,8 @@ def _nothing_left(folder: Path, *, private: bool) -> Iterator[None]:
     mark = f"{os.getpid()}-{secrets.token_hex(8)}"
     stacks = folder / f"stacks-{mark}"
     reaper = Reaper(mark, [folder if private else stacks])
+    if private:
+        note_owner(folder, mark)
     stacks.mkdir()
     own = {MARK: mark, FOLDER: str(stacks)}
     before = {name: os.environ[name] for name in own if name in os.environ}
@@ -149,21 +151,3 @@ def _own_sigterm() -> Iterator[None]:
         raise Terminated from error
     finally:
         exit_on_sigterm()
-
-
-def _scratch(wanted: str | None) -> tuple[Path, bool]:
-    """The scratch folder, and whether it is ours to remove."""
-    if wanted:
-        folder = Path(wanted).absolute()
-        folder.mkdir(parents=True, exist_ok=True)
-        private = False
-    else:
-        folder, private = Path(tempfile.mkdtemp(prefix="dbrl-")), True
-    if not is_short(str(folder)):
-        if private:
-            folder.rmdir()
-        raise UserError(
-            f"Ray's scratch folder {str(folder)!r} is too long for a socket path: set "
-            "ray_init.temp_dir to a short one such as /tmp/ray-me."
-        )
-    return folder, private
