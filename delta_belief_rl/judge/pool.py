@@ -118,6 +118,10 @@ class JudgeStats:
     faults: dict[str, int]
 
 
+MOST_MISSES = 6
+"""Doublings of the time that a late replica is left alone for."""
+
+
 @dataclass(slots=True, eq=False)
 class _Lane:
     """The place of one replica.
@@ -126,11 +130,28 @@ class _Lane:
         call: The replica that is in it, None while there is none.
         load: Requests under way, those of a replica before the present one included.
         deaths: Replicas that died in it since one last answered.
+        misses: Deadlines missed in a row.
+        rests_until: Until then it is asked only where no other replica has room.
     """
 
     call: ReplicaCall | None
     load: int = 0
     deaths: int = 0
+    misses: int = 0
+    rests_until: float = 0.0
+
+    def miss(self, deadline: float) -> None:
+        """It was late: the next call would be, too, so it is left alone for longer every time."""
+        now = time.monotonic()
+        # Calls that were under way together are late together, and count once.
+        if now >= self.rests_until:
+            self.misses += 1
+            self.rests_until = now + deadline * 2 ** min(self.misses - 1, MOST_MISSES)
+
+    def answer(self) -> None:
+        """It has answered, so what was is forgotten."""
+        self.deaths = self.misses = 0
+        self.rests_until = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -318,11 +339,18 @@ class JudgePool:
                 self._spawn(self._call(lane, items[start : start + size]))
 
     def _choose(self, item: _Item) -> int | None:
-        """The least loaded replica with room; if possible one that has not failed the request."""
+        """The least loaded replica with room; if possible one that has not failed the request.
+
+        One that was late comes last for a while.
+        """
         limit = self._settings.max_outstanding
         room = [i for i, lane in enumerate(self._lanes) if lane.call and lane.load < limit]
-        fresh = [i for i in room if i not in item.tried]
-        return min(fresh or room, key=lambda i: (self._lanes[i].load, i), default=None)
+        fresh, now = [i for i in room if i not in item.tried], time.monotonic()
+
+        def rank(lane: int) -> tuple[bool, int, int]:
+            return self._lanes[lane].rests_until > now, self._lanes[lane].load, lane
+
+        return min(fresh or room, key=rank, default=None)
 
     async def _call(self, lane: int, items: list[_Item]) -> None:
         try:
@@ -360,6 +388,7 @@ class JudgePool:
                 self._lost(lane, call, str(error))
             if isinstance(error, TimeoutError) and limit.expired():
                 self._counts["timeouts"] += len(requests)
+                self._lanes[lane].miss(self._settings.deadline)
                 reason = f"judge {lane} did not answer within {self._settings.deadline:g} s"
             else:
                 reason = f"judge {lane} failed: {type(error).__name__}: {error}"
@@ -367,7 +396,7 @@ class JudgePool:
         if len(replies) != len(requests):
             reason = f"judge {lane} gave {len(replies)} replies to {len(requests)} requests"
             return [JudgeReply(Verdict.ERROR, reason=reason)] * len(requests), False
-        self._lanes[lane].deaths = 0
+        self._lanes[lane].answer()
         return replies, True
 
     # -- supervision -------------------------------------------------------------------------

@@ -99,6 +99,41 @@ def test_J1_a_failure_is_never_cached() -> None:
     assert ask_all(pool, 1)[0].verdict is Verdict.YES
 
 
+def test_J5_a_replica_that_hangs_costs_few_deadlines_and_is_used_again_once_it_answers() -> None:
+    """Questions come one after another, as in a game; every second one would wait in vain."""
+    state = {"hangs": True}
+    asked: list[str] = []
+
+    async def first(requests: list[JudgeRequest]) -> list[JudgeReply]:
+        asked.append(requests[0].action)
+        if state["hangs"]:
+            await asyncio.sleep(600)
+        return [JudgeReply(Verdict.NO, "no")] * len(requests)
+
+    async def second(requests: list[JudgeRequest]) -> list[JudgeReply]:
+        return [JudgeReply(Verdict.NO, "no")] * len(requests)
+
+    deadline = 0.05
+    pool = JudgePool([first, second], JudgePoolSettings(deadline=deadline, backoff=0.001))
+
+    async def play() -> None:
+        for number in range(200):
+            reply = await pool.ask(request(f"Question {number}?"))
+            assert reply.verdict is Verdict.NO
+        assert len(asked) == pool.stats().timeouts <= 10
+        state["hangs"] = False
+        while pool.stats().timeouts == len(asked):
+            await pool.ask(request("Are you there?"))
+            await asyncio.sleep(deadline / 5)
+        late = pool.stats().timeouts
+        for _ in range(5):
+            await pool.ask(request("And now?"))
+        assert pool.stats().timeouts == late
+        assert asked.count("And now?") == 5
+
+    asyncio.run(play())
+
+
 def test_J5_a_call_that_hangs_misses_its_deadline_and_is_answered_elsewhere() -> None:
     async def hangs(requests: list[JudgeRequest]) -> list[JudgeReply]:
         await asyncio.sleep(60)
