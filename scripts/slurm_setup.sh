@@ -165,7 +165,7 @@ job_pass_on() {
     job_signal="$1"
   fi
   if [[ -n $job_pid ]]; then
-    kill -TERM "$job_pid" 2>/dev/null || :
+    kill -"$job_ask" "$job_pid" 2>/dev/null || :
   fi
 }
 
@@ -233,7 +233,9 @@ job_on_nodes() {
     meet="${meet:-$PWD/outputs}/.meet-$SLURM_JOB_ID${SLURM_RESTART_COUNT:+-$SLURM_RESTART_COUNT}"
     # A machine that fails tells the others itself, so that the run can end in order.
     start=(srun "--nodes=$nodes" "--ntasks=$nodes" --ntasks-per-node=1 --kill-on-bad-exit=0)
-    start+=(--cpu-bind=none)
+    start+=(--cpu-bind=none --wait=0)
+    # srun makes SIGKILL of a SIGTERM, and passes SIGUSR1 on to its tasks.
+    job_ask=USR1
   elif [[ -n $meet && -n ${NODE_RANK:-} ]]; then
     node+=(--rank "$NODE_RANK" --nodes "$nodes")
   else
@@ -246,7 +248,7 @@ job_on_nodes() {
 
 # job_run COMMAND...: its exit status; 143 where it was asked to end.
 job_run() {
-  local before job_words=()
+  local before job_ask=TERM job_words=()
   job_on_nodes "$@" || return
   set -- "${job_words[@]}"
   before="$(trap -p INT HUP TERM USR1)"
@@ -268,11 +270,12 @@ job_run() {
   ) &
   job_pid=$!
   if [[ -n $job_signal ]]; then
-    kill -TERM "$job_pid" 2>/dev/null || :
+    kill -"$job_ask" "$job_pid" 2>/dev/null || :
   fi
   job_wait
   # A job that somebody cancels gets no announcement, and stays out of the queue.
-  if [[ $job_signal == USR1 && ($job_status == 143 || $job_status == 137) ]]; then
+  # 138 is one that the announcement met before it had begun.
+  if [[ $job_signal == USR1 && $job_status =~ ^(143|138|137)$ ]]; then
     job_requeue
   fi
   job_pid=''

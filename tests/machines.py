@@ -67,7 +67,7 @@ def machines(folder: Path) -> Iterator[Callable[..., Machine]]:
     def start(rank: int, nodes: int, command: Sequence[str], *options: str) -> Machine:
         # Short, because Ray's sockets lie below it.
         scratch = Path(tempfile.mkdtemp(prefix="dm", dir="/tmp"))
-        apart = ("SLURM", "RAY_")
+        apart = ("SLURM", "RAY_", "CUDA_VISIBLE_DEVICES")
         kept = {name: value for name, value in os.environ.items() if not name.startswith(apart)}
         log = folder / f"machine{len(started)}.log"
         words = ["--rank", str(rank), "--nodes", str(nodes), "--meet", str(folder / "meet")]

@@ -8,8 +8,12 @@ from pathlib import Path
 from delta_belief_rl.cli.verb import Result, Verb
 from delta_belief_rl.cluster.node import Settings, play, rank_and_nodes
 from delta_belief_rl.config.facts import available_cores
+from delta_belief_rl.config.versions import find_version, release
 from delta_belief_rl.types import UserError
 
+OLDEST_RAY = (2, 60)
+"""Older releases may ignore the token that lets machines into the cluster, or a folder that is not
+the head's."""
 LEAST_CPUS = 16
 """Logical CPUs of a machine at least: every worker books one, and on few cores they take turns."""
 
@@ -47,6 +51,10 @@ def run(args: argparse.Namespace) -> Result:
     """
     if not args.command:
         raise UserError("the command stands behind --, for example: -- python train.py ...")
+    found = find_version("ray") or "0"
+    if release(found) < OLDEST_RAY:
+        wanted = ".".join(map(str, OLDEST_RAY))
+        raise UserError(f"Several machines need ray>={wanted}, not {found}: update it.")
     rank, nodes = rank_and_nodes(args.rank, args.nodes)
     for name, value in (("deadline", args.deadline), ("cpus", args.cpus)):
         if value is not None and value <= 0:

@@ -345,7 +345,7 @@ class RayEngineGroup:
     async def _each(self, method: str, *args: Any, sleepers: bool = False) -> list[Any]:
         """Call a method of every replica, or of every sleeper; takes down those that are lost.
 
-        A judge that is gone is its pool's business, and holds no memory.
+        A judge that is lost is its pool's business.
 
         Returns:
             Answers of those that gave one, those of judges last.
@@ -363,6 +363,10 @@ class RayEngineGroup:
         for lane, outcome in enumerate(outcomes):
             if isinstance(outcome, BaseException) and lane not in lost:
                 raise outcome
+        for lane, how in lost.items():
+            # One that stands still holds its memory until it is gone.
+            if lane >= len(replicas) and how != members.DIED:
+                members.end(asked[lane])
         self.note_lost({lane: how for lane, how in lost.items() if lane < len(replicas)})
         return [outcome for lane, outcome in enumerate(outcomes) if lane not in lost]
 

@@ -135,14 +135,13 @@ class Meeting:
         self._write(f"rank-{self._rank}", told)
 
     def end(self, head: Head) -> int | None:
-        """The exit status with which rank 0 has let the others end; None where it has not.
-
-        It is 0 where rank 0 has cleared up already.
-        """
+        """The exit status with which rank 0 has let the others end; None where it has not."""
         told = self._read("end")
-        if told.get("start") == head.start:
-            return int(told["status"])
-        return 0 if self._read("head").get("start") != head.start else None
+        return int(told["status"]) if told.get("start") == head.start else None
+
+    def is_cleared(self, head: Head) -> bool:
+        """Whether rank 0 has cleared up; true as well where the folder cannot be read."""
+        return self._read("head").get("start") != head.start
 
     def leave(self) -> None:
         """Remove what is this rank's."""

@@ -110,11 +110,13 @@ async def missing(actors: Sequence[Any], seconds: float) -> dict[int, str]:
     """
 
     async def ask(actor: Any) -> str:
-        try:
-            async with asyncio.timeout(seconds):
-                await actor.present.remote()
-        except TimeoutError:
+        asked = asyncio.ensure_future(actor.present.remote())
+        # No time-out that cancels: an answer that came while this loop was blocked counts.
+        if not (await asyncio.wait({asked}, timeout=seconds))[0]:
+            asked.cancel()
             return SILENT
+        try:
+            asked.result()
         except RayError:
             return DIED
         return ""

@@ -14,7 +14,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,12 +73,18 @@ class _Told:
     def ask(self) -> None:
         self.asked = True
 
-    def pause(self) -> None:
-        """Let some time pass. Ctrl-C is heard here, and by the command itself."""
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Ctrl-C in the block is heard, and ends nothing: the command has heard it, too."""
         try:
-            time.sleep(POLL_SECONDS)
+            yield
         except KeyboardInterrupt:
             self.asked = True
+
+    def pause(self) -> None:
+        """Let some time pass."""
+        with self.listening():
+            time.sleep(POLL_SECONDS)
 
 
 def play(settings: Settings) -> int:
@@ -166,9 +173,10 @@ def _command(
         if gone_at is None and node.is_gone():
             gone_at = time.monotonic()
         late = gone_at is not None and time.monotonic() - gone_at > RAY_GONE_SECONDS
-        if not asked and (told.asked or late or meeting.end_wanted()):
-            process.terminate()
-            asked = True
+        with told.listening():
+            if not asked and (told.asked or late or meeting.end_wanted()):
+                process.terminate()
+                asked = True
         told.pause()
     return status if status >= 0 else 128 - status
 
@@ -197,6 +205,8 @@ def _follow(settings: Settings, node: RayNode, meeting: Meeting, told: _Told) ->
             # Rank 0 says that it ends before it does, but a shared folder may be slow.
             if _until(lambda: meeting.end(head) is not None, END_SECONDS, told):
                 continue
+            if meeting.is_cleared(head):
+                return ExitStatus.DONE
             raise MachinesLost(
                 f"Ray ended on rank {settings.rank}, or its head on rank 0 is gone: "
                 f"{node.last_words()}"

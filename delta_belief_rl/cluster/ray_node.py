@@ -20,6 +20,7 @@ from pathlib import Path
 from delta_belief_rl.cluster.network import address_of, communication_env
 from delta_belief_rl.cluster.ray_env import EVERY_START, OWN_HEAD, is_short
 from delta_belief_rl.cluster.reaper import MARK, Reaper
+from delta_belief_rl.cluster.scratch import PREFIX, clear_abandoned, note_owner
 from delta_belief_rl.cluster.stacks import FOLDER
 from delta_belief_rl.types import UserError
 
@@ -130,6 +131,7 @@ def ray_node(interface: str | None, environ: Mapping[str, str] = os.environ) -> 
     folder = _scratch(environ)
     reaper = Reaper(mark, [folder])
     try:
+        note_owner(folder, mark)
         stacks = folder / "stacks"
         stacks.mkdir()
         own |= {MARK: mark, FOLDER: str(stacks)}
@@ -157,10 +159,11 @@ def _scratch(environ: Mapping[str, str]) -> Path:
     """A new folder whose path is short enough for Ray's sockets."""
     wanted = [environ.get(name, "") for name in ("RAY_TMPDIR", "SLURM_TMPDIR", "TMPDIR")]
     for place in (*wanted, "/tmp", "/var/tmp", "/dev/shm"):
-        if not os.path.isabs(place) or not is_short(os.path.join(place, "n12345678")):
+        if not os.path.isabs(place) or not is_short(os.path.join(place, f"{PREFIX}12345678")):
             continue
         try:
-            return Path(tempfile.mkdtemp(prefix="n", dir=place))
+            clear_abandoned(Path(place))
+            return Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
         except OSError:
             continue
     raise UserError(

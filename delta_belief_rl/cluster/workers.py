@@ -71,6 +71,8 @@ def worker_env(num_threads: int | None) -> dict[str, str]:
         "PYTHONWARNINGS": "ignore::FutureWarning",
         "MALLOC_MMAP_THRESHOLD_": "4294967296",
         "MALLOC_TRIM_THRESHOLD_": "4294967296",
+        # Ray runs the methods in a thread, whose own arena would hold blocks of 64 MiB at most.
+        "MALLOC_ARENA_MAX": "1",
     }
     if num_threads:
         env |= {"OMP_NUM_THREADS": str(num_threads), "MKL_NUM_THREADS": str(num_threads)}

@@ -111,7 +111,7 @@ class Worker(members.Present):
 
 
 def test_H12_a_worker_that_stands_still_in_a_call_is_found_and_a_busy_one_is_waited_for() -> None:
-    signs = 2.0
+    signs = 10.0
     with ray_session(RayInit(), 2, 0):
         place = Worker.options(num_cpus=1)
         workers = [place.remote(), place.remote()]

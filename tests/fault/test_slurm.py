@@ -53,7 +53,8 @@ while [[ $1 == --* ]]; do
   shift
 done
 tasks=()
-trap 'woken=1; kill -TERM "${{tasks[@]}}" 2>/dev/null' TERM
+trap 'woken=1; kill -USR1 "${{tasks[@]}}" 2>/dev/null' USR1
+trap 'woken=1; kill -KILL "${{tasks[@]}}" 2>/dev/null' TERM
 for ((node = 0; node < nodes; node++)); do
   SLURM_NODEID=$node SLURM_STEP_NUM_NODES=$nodes "$@" &
   tasks+=("$!")
@@ -66,15 +67,24 @@ for task in "${{tasks[@]}}"; do
 done
 exit "$highest"
 """
-"""Starts a task for each node, passes SIGTERM on to all of them, and has the highest status."""
+"""Starts a task for each node, and has the highest status. As the real one it passes SIGUSR1 on to
+its tasks, and kills them on SIGTERM."""
 NODE = """#!/usr/bin/env bash
 if [[ $1 != -m ]]; then exec {python} "$@"; fi
 printf 'node %s %s\\n' "${{SLURM_NODEID:--}}" "$*" >>"{folder}/calls"
 while [[ $1 != -- ]]; do shift; done
 [[ ${{SLURM_NODEID:-${{NODE_RANK:-0}}}} == 0 ]] || exit 0
-exec "${{@:2}}"
+trap 'kill -TERM "$run" 2>/dev/null' USR1 TERM
+"${{@:2}}" &
+run=$!
+while :; do
+  status=0
+  wait "$run" || status=$?
+  kill -0 "$run" 2>/dev/null || exit "$status"
+done
 """
-"""An interpreter whose ``delta-belief node`` runs the command on rank 0 and starts no Ray."""
+"""An interpreter whose ``delta-belief node`` runs the command on rank 0, asks it to end where it is
+asked itself, and starts no Ray."""
 APART = re.compile(
     r"SLURM|NNODES$|NODE_RANK$|MEET_|NET_INTERFACE$|CUDA_VISIBLE|RAY_|TMPDIR$|REQUEUE$|GPU_(BUSY|WAIT)|STOP_WITHIN"
 )
