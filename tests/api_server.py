@@ -117,7 +117,9 @@ class FakeApi:
         cursed: Share of questions whose answer is filtered whenever they are asked.
         cost: Told in the usage; None for a service that tells none.
         wants: Refuses requests with this parameter, naming it.
+        hold: Seconds before an answer; a refusal comes at once.
         requests: Bodies of all requests with the right key, in the order of their arrival.
+        well: Those of them that met no fault.
         met: Kind of every fault, in order.
         most: Most requests that were in work at once.
     """
@@ -134,6 +136,7 @@ class FakeApi:
     hold: float = 0.0
     url: str = ""
     requests: list[Body] = field(default_factory=list)
+    well: list[Body] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
     ports: list[int] = field(default_factory=list)
     met: list[str] = field(default_factory=list)
@@ -155,7 +158,9 @@ class FakeApi:
             fault = self.faults.pop(0) if self.faults else None
             if fault is None and len(self.requests) > self.spared:
                 fault = self._chance(body)
-            if fault is not None:
+            if fault is None:
+                self.well.append(body)
+            else:
                 self.met.append(fault.kind)
             return fault
 
@@ -210,13 +215,14 @@ class Handler(BaseHTTPRequestHandler):
         if fault is None and self.api.wants and self.api.wants not in body:
             self._object_to_limit()
             return
+        if fault is not None and fault.kind in STATUSES:
+            self._refuse(fault)
+            return
         if self.api.hold:
             time.sleep(self.api.hold)
         whole = self._completion(body)
         if fault is None:
             self._send(200, whole)
-        elif fault.kind in STATUSES:
-            self._refuse(fault)
         elif fault.kind in BROKEN_BODIES:
             self._send(200, BROKEN_BODIES[fault.kind](whole))
         elif fault.kind in RAW_BODIES:
@@ -249,6 +255,10 @@ class Handler(BaseHTTPRequestHandler):
         headers = {} if fault.retry_after is None else {"Retry-After": fault.retry_after}
         status = STATUSES[fault.kind]
         self._send(status, {"error": {"message": said, "code": code, "param": None}}, headers)
+
+    def _escaped(self, data: bytes) -> None:
+        """The whole answer, with each hyphen spelled as JSON may spell it."""
+        self._raw(200, data.replace(b"-", b"\\u002d"))
 
     # --- connections
 

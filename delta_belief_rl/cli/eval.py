@@ -20,11 +20,11 @@ from delta_belief_rl.cli.front import prepare
 from delta_belief_rl.cli.verb import Result, Verb
 from delta_belief_rl.config.availability import unavailable
 from delta_belief_rl.config.compose import from_yaml, group_options, load_config
-from delta_belief_rl.config.convert import to_plain
+from delta_belief_rl.config.game_settings import game_settings
 from delta_belief_rl.config.plan import Plan
 from delta_belief_rl.config.schema import RunConfig
 from delta_belief_rl.eval.benchmarks import BENCHMARKS, Benchmark, find_benchmarks, turn_words
-from delta_belief_rl.eval.cells import CELL, find_cells, is_complete, read_cell
+from delta_belief_rl.eval.cells import CELL, Cell, cell_folders, is_complete, read_cell
 from delta_belief_rl.eval.eval_page import HTML, JSON, document, write_page
 from delta_belief_rl.eval.eval_text import eval_text
 from delta_belief_rl.eval.published_results import (
@@ -32,7 +32,7 @@ from delta_belief_rl.eval.published_results import (
     comparison_text,
     published_conditions,
 )
-from delta_belief_rl.obs.disk import writing
+from delta_belief_rl.obs.disk import DiskRefused, writing
 from delta_belief_rl.obs.events import config_diff
 from delta_belief_rl.obs.exits import ExitStatus
 from delta_belief_rl.types import UserError
@@ -40,25 +40,6 @@ from delta_belief_rl.types import UserError
 OUT = "outputs/eval"
 ENDS_ALL = (ExitStatus.TERMINATED, ExitStatus.INTERRUPTED, ExitStatus.DISK_FULL)
 """Ends of a cell after which the others are not played."""
-
-OF_A_GAME = (
-    "seed",
-    "multi_turn.",
-    "data.",
-    "actor_rollout_ref.model.path",
-    "actor_rollout_ref.model.api_model_name",
-    "actor_rollout_ref.rollout.n",
-    "actor_rollout_ref.rollout.deterministic",
-    "actor_rollout_ref.rollout.val_kwargs.",
-    "judge_rollout.name",
-    "judge_rollout.cot",
-    "judge_rollout.thinking",
-    "judge_rollout.parser",
-    "judge_rollout.model.",
-    "judge_rollout.rollout.quantization",
-    "judge_rollout.rollout.val_kwargs.",
-)
-"""Settings that a cell's numbers depend on, or their beginnings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +61,26 @@ class Job:
     def name(self) -> str:
         """As messages call it."""
         return f"{self.benchmark}, {self.contestant.player.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A cell that is not complete.
+
+    Attributes:
+        name: As messages call it.
+        status: A value of ``ExitStatus``.
+        reason: A sentence, where one is known.
+    """
+
+    name: str
+    status: int
+    reason: str = ""
+
+    @property
+    def line(self) -> str:
+        """What the output says of it."""
+        return f"not complete: {self.name} ({self.reason or f'status {self.status}'})"
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -115,13 +116,13 @@ def _run(args: argparse.Namespace) -> Result:
             f"No benchmark is named, and there is no folder {args.out} to make the tables of: "
             f"choose from {', '.join(BENCHMARKS)}."
         )
-    failed: dict[str, int] = {}
+    failed: list[Failure] = []
     for job in jobs:
-        status = _play(job)
-        if status:
-            failed[job.name] = status
-        if status in ENDS_ALL:
-            break
+        failure = _play(job)
+        if failure is not None:
+            failed.append(failure)
+            if failure.status in ENDS_ALL:
+                break
     return _report(args.out, args.published, failed)
 
 
@@ -234,18 +235,25 @@ def _check_folder(job: Job) -> None:
     about = _read_about(job.folder / CELL)
     stored = job.folder / "config.yaml"
     if about is not None and about != _about(job):
-        was = about.get("player", {})
+        was, now = about.get("player", {}), job.contestant.player
+        name = was.get("adapter") or was.get("model")
+        same = (was.get("model"), was.get("adapter")) == (now.model, now.adapter)
         raise UserError(
-            f"{job.folder} belongs to another player ({was.get('adapter') or was.get('model')}): "
+            f"{job.folder} belongs to another player "
+            f"({name}{', whose weights or service were others' if same else ''}): "
             "name another --out."
         )
     if not stored.is_file():
         return
-    old = to_plain(from_yaml(stored.read_text(encoding="utf-8")))
+    try:
+        old = game_settings(from_yaml(stored.read_text(encoding="utf-8")), "val")
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{stored} cannot be read ({error}): remove {job.folder}, and play it again."
+        ) from error
     odd = [
         f"{name} was {before} and is {after}"
-        for name, (before, after) in config_diff(old, to_plain(job.cfg)).items()
-        if name.startswith(OF_A_GAME)
+        for name, (before, after) in config_diff(old, game_settings(job.cfg, "val")).items()
     ]
     if odd:
         raise UserError(
@@ -257,16 +265,33 @@ def _check_folder(job: Job) -> None:
 # --- playing ------------------------------------------------------------------------------------
 
 
-def _play(job: Job) -> int:
-    """Make a cell complete.
+def _play(job: Job) -> Failure | None:
+    """Make a cell complete; what keeps it from that, if anything does."""
+    try:
+        if is_complete(job.folder):
+            _say(f"{job.name}: complete, and not played again")
+            return None
+        _say(f"{job.name}: begins in {job.folder}")
+        status, reason = _play_games(job), ""
+    except UserError as error:
+        full = isinstance(error, DiskRefused)
+        status, reason = ExitStatus.DISK_FULL if full else ExitStatus.BAD_INPUT, str(error)
+        _say(f"{job.name}: {reason}")
+    if not status:
+        return None
+    _say(f"{job.name}: not complete (status {int(status)}); the same command goes on with it")
+    return Failure(job.name, int(status), reason)
+
+
+def _play_games(job: Job) -> int:
+    """Play what is missing of a cell.
 
     Returns:
         A value of ``ExitStatus``.
+
+    Raises:
+        UserError: Something that the user can mend: no GPU is free, the model does not load, ...
     """
-    if is_complete(job.folder):
-        _say(f"{job.name}: complete, and not played again")
-        return ExitStatus.DONE
-    _say(f"{job.name}: begins in {job.folder}")
     # Here, so that --help and --list do not load torch and Ray.
     from delta_belief_rl.cluster.app import run
     from delta_belief_rl.trainer.checkpoint import write_atomic
@@ -277,10 +302,7 @@ def _play(job: Job) -> int:
         write_atomic(job.folder / CELL, json.dumps(_about(job), indent=1).encode())
     if job.contestant.weights is not None:
         write_start(job.cfg, job.contestant.weights, job.contestant.player.step)
-    status = run(job.cfg, job.plan)
-    if status:
-        _say(f"{job.name}: not complete (status {status}); the same command goes on with it")
-    return status
+    return run(job.cfg, job.plan)
 
 
 def _about(job: Job) -> dict[str, Any]:
@@ -299,9 +321,11 @@ def _read_about(path: Path) -> dict[str, Any] | None:
 # --- what is shown ------------------------------------------------------------------------------
 
 
-def _report(out: Path, published: bool, failed: Mapping[str, int]) -> Result:
+def _report(out: Path, published: bool, unplayed: Sequence[Failure]) -> Result:
     """The figures of all complete cells of a folder, written and shown."""
-    cells = [read_cell(folder) for folder in find_cells(out)]
+    cells, damaged = _read_cells(out)
+    names = {failure.name for failure in unplayed}
+    failed = [*unplayed, *(failure for failure in damaged if failure.name not in names)]
     comparisons = compare(cells) if published else []
     parts = [eval_text(cells)]
     if cells:
@@ -309,10 +333,24 @@ def _report(out: Path, published: bool, failed: Mapping[str, int]) -> Result:
         _say(f"figures: {out / JSON}, page: {out / HTML}")
     if published:
         parts.append(comparison_text(comparisons))
-    parts += [f"not complete: {name} (status {status})" for name, status in failed.items()]
-    value = {**document(cells, comparisons), "not_complete": dict(failed)}
-    ends = [status for status in failed.values() if status in ENDS_ALL]
+    parts += [failure.line for failure in failed]
+    value = {**document(cells, comparisons), "not_complete": [asdict(one) for one in failed]}
+    ends = [failure.status for failure in failed if failure.status in ENDS_ALL]
     return Result(value, "\n\n".join(parts), ends[0] if ends else int(bool(failed)))
+
+
+def _read_cells(out: Path) -> tuple[list[Cell], list[Failure]]:
+    """The cells of a folder that are complete, and those whose files are damaged."""
+    cells: list[Cell] = []
+    damaged: list[Failure] = []
+    for folder in cell_folders(out):
+        try:
+            if is_complete(folder):
+                cells.append(read_cell(folder))
+        except UserError as error:
+            name = ", ".join(folder.parts[-2:])
+            damaged.append(Failure(name, int(ExitStatus.CHECK_FAILED), str(error)))
+    return cells, damaged
 
 
 def _show(jobs: Sequence[Job]) -> Result:

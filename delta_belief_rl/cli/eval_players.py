@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from delta_belief_rl.config.compose import PLAIN_RANK
+from delta_belief_rl.config.schema_actor import ActorModel
 from delta_belief_rl.eval.cells import Player
+from delta_belief_rl.trainer.identity import policy_identity
 from delta_belief_rl.types import UserError
-
-PLAIN_RANK = 8
-"""Of the adapter that a model without one is given."""
 
 _FOLDERS = ("checkpoints", "actor", "huggingface")
 """Parts of a path that tell nothing of a policy."""
@@ -71,7 +71,8 @@ def contestants(
 
 def _plain(path: str) -> Contestant:
     settings = (setting("actor_rollout_ref.model.path", path), *plain_lora())
-    return Contestant(Player("", path), settings)
+    identity = policy_identity(ActorModel(path=path))
+    return Contestant(Player("", path, identity=identity), settings)
 
 
 def _remote(name: str) -> Contestant:
@@ -80,7 +81,8 @@ def _remote(name: str) -> Contestant:
         "actor_rollout_ref.ngpus=0",
         *plain_lora(),
     )
-    return Contestant(Player("", name, api=True), settings)
+    identity = policy_identity(ActorModel(api_model_name=name))
+    return Contestant(Player("", name, api=True, identity=identity), settings)
 
 
 def _adapted(folder: Path, base: str | None) -> Contestant:
@@ -99,7 +101,8 @@ def _adapted(folder: Path, base: str | None) -> Contestant:
     if base is None and of_run.get("tokenizer_path"):
         words.append(setting("actor_rollout_ref.model.tokenizer_path", of_run["tokenizer_path"]))
     words += _lora(lora.rank, lora.alpha, targets, lora.exclude_modules)
-    player = Player("", path, str(folder), state_checksum(weights), step)
+    identity = policy_identity(ActorModel(path=path))
+    player = Player("", path, str(folder), state_checksum(weights), step, identity=identity)
     return Contestant(player, tuple(words), weights)
 
 

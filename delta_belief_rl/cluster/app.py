@@ -261,12 +261,13 @@ def _probe_services(cfg: RunConfig, start: RunStart) -> None:
                 "load: choose another trainer.experiment_name."
             )
         sampling = sampling_params(cfg, "val")
-        probe_service(api_policy_settings(cfg, 1), sampling, "actor_rollout_ref")
+        limit = "data.max_response_length"
+        probe_service(api_policy_settings(cfg, 1), sampling, "actor_rollout_ref", limit)
     if cfg.judge_rollout.name == API:
         settings = api_settings(cfg)
-        limit = settings.asked.response_length
-        sampling = replace(settings.asked.sampling, max_tokens=limit)
-        probe_service(settings.api(), sampling, "judge_rollout")
+        sampling = replace(settings.asked.sampling, max_tokens=settings.asked.response_length)
+        limit = "judge_rollout.rollout.response_length"
+        probe_service(settings.api(), sampling, "judge_rollout", limit)
 
 
 def _tests(cfg: RunConfig) -> bool:

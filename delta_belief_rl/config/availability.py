@@ -78,8 +78,7 @@ GAPS: tuple[Gap, ...] = (
     Gap(
         "actor_rollout_ref.model.lora_rank",
         _trains_all_weights,
-        "set actor_rollout_ref.model.lora_rank and the r of its first adapter to 8, say (a new "
-        "adapter changes no answer, so this holds for an evaluation, too)",
+        "set actor_rollout_ref.model.lora_rank and the r of its first adapter to 8, say",
     ),
     Gap(
         "actor_rollout_ref.model.adapters",

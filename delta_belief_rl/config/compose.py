@@ -19,9 +19,12 @@ from omegaconf.errors import OmegaConfBaseException
 from delta_belief_rl.config.convert import convert, one_line, to_plain
 from delta_belief_rl.config.paths import config_dir
 from delta_belief_rl.config.schema import RunConfig, leaves
+from delta_belief_rl.config.schema_actor import ActorModel, Adapter
 from delta_belief_rl.config.schema_data import REFERENCE_TRAIN_FILES, REFERENCE_VAL_FILES
 from delta_belief_rl.types import UserError
 
+PLAIN_RANK = 8
+"""Of the new adapter through which an evaluation plays a model that comes without one."""
 _RESOLVED_HEAD = "# Every setting of this run. Repeat it with: python train.py --config THIS_FILE\n"
 
 
@@ -95,12 +98,24 @@ def resolve_auto(config: RunConfig) -> RunConfig:
         judge = replace(judge, ngpus=1 if judge.name == "vllm" else 0)
     if reward.winning_turn == "auto":
         reward = replace(reward, winning_turn="drop" if reward.normalised else "keep")
+    policy = config.actor_rollout_ref
+    if config.trainer.val_only:
+        policy = replace(policy, model=_with_adapter(policy.model))
     return replace(
         config,
         data=data,
+        actor_rollout_ref=policy,
         judge_rollout=judge,
         multi_turn=replace(config.multi_turn, logprob_reward=reward),
     )
+
+
+def _with_adapter(model: ActorModel) -> ActorModel:
+    """The model with a new adapter, which changes no answer, where it has none."""
+    if model.lora_rank or any(adapter.r for adapter in model.adapters):
+        return model
+    plain = Adapter("actor_lora", PLAIN_RANK, PLAIN_RANK)
+    return replace(model, lora_rank=PLAIN_RANK, adapters=(plain,))
 
 
 def group_options(root: Path | None = None) -> dict[str, list[str]]:

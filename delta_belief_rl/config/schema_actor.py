@@ -55,7 +55,11 @@ class ActorModel:
         True, "Recompute activations in the backward pass: less memory, more time."
     )
     use_liger: bool = opt(True, "Use Liger kernels on a GPU where they are installed.")
-    lora_rank: int = opt(0, "Rank of the adapters; 0 trains all weights.")
+    lora_rank: int = opt(
+        0,
+        "Rank of the adapters; 0 trains all weights, and an evaluation then plays through a new "
+        "adapter of rank 8, which changes no answer.",
+    )
     lora_alpha: int = opt(0, "Scale of the default adapters; follows lora_rank where not set.")
     target_modules: str | tuple[str, ...] = opt(
         "all-linear", "Modules that get the default adapters."

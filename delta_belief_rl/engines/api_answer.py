@@ -24,6 +24,8 @@ _LEAST_SECRET = 8
 """A shorter key is a stand-in such as ``none``, which occurs in sentences by itself."""
 _STOPS = frozenset({"stop", "eos", "eos_token", "end_turn"})
 """Reasons under which services say that the model ended its answer by itself."""
+_MOST = 2**53
+"""Numbers of this size and above are no counts and no costs, and sums of them would overflow."""
 _SPENT = frozenset({"insufficient_quota", "billing_hard_limit_reached"})
 """Codes of HTTP 429 that waiting does not change."""
 
@@ -249,10 +251,10 @@ def _mapping(value: object) -> dict[str, Any]:
 
 def _count(value: object) -> int:
     whole_number = isinstance(value, int) and not isinstance(value, bool)
-    return max(0, cast("int", value)) if whole_number else 0
+    return cast("int", value) if whole_number and 0 < cast("int", value) < _MOST else 0
 
 
 def _amount(value: object) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool):
         return 0.0
-    return float(value) if math.isfinite(value) and value > 0 else 0.0
+    return float(value) if 0 < value < _MOST else 0.0

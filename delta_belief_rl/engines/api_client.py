@@ -16,7 +16,7 @@ import logging
 import os
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -29,6 +29,7 @@ from delta_belief_rl.engines.api_answer import (
     read_answer,
     status_error,
 )
+from delta_belief_rl.engines.api_pause import Pause, beyond
 from delta_belief_rl.engines.base import SamplingParams
 from delta_belief_rl.types import Message, UserError
 
@@ -150,7 +151,7 @@ class ApiClient:
         self._endpoint, self._settings = endpoint, settings
         self._slots = asyncio.Semaphore(settings.concurrency)
         self._limit_name = "max_tokens"
-        self._not_before = 0.0
+        self._pause = Pause(settings.deadline)
         self._session: _Session | None = None
         self._wait = self._tenacity.wait_random_exponential(
             multiplier=settings.backoff, max=settings.max_backoff
@@ -164,12 +165,15 @@ class ApiClient:
         deadline = self._settings.deadline
         async with self._slots:
             began, answer, reason = loop.time(), None, ""
+            ends = began + deadline
             limit = asyncio.timeout(deadline)
             try:
                 async with limit:
-                    answer = await self._attempts(messages, sampling, seed, faults)
+                    answer = await self._attempts(messages, sampling, seed, faults, ends)
             except ApiError as error:
-                reason = error.reason
+                reason, asked = error.reason, error.retry_after
+                if asked is not None and error.passes and loop.time() + asked >= ends:
+                    reason += beyond(asked)
             except TimeoutError:
                 if not limit.expired():
                     raise
@@ -192,13 +196,20 @@ class ApiClient:
         sampling: SamplingParams,
         seed: int,
         faults: list[ApiFault],
+        ends: float,
     ) -> ApiAnswer:
-        """Try until there is an answer or no sense in trying; notes every failed attempt."""
+        """Try until there is an answer or no sense in trying; notes every failed attempt.
+
+        Args:
+            faults: Gets the failed attempts.
+            ends: The loop's time at which the call's deadline is over.
+        """
         settings, tenacity = self._settings, self._tenacity
 
         async def attempt() -> ApiAnswer:
             name = self._limit_name
             try:
+                await self._hold_back(ends)
                 return await self._attempt(self._body(messages, sampling, seed))
             except ApiError as error:
                 faults.append(error.fault)
@@ -209,11 +220,11 @@ class ApiClient:
             retry=tenacity.retry_if_exception(lambda e: isinstance(e, ApiError) and e.passes),
             stop=tenacity.stop_after_attempt(settings.max_attempts)
             | tenacity.stop_before_delay(settings.deadline),
-            wait=self._pause,
+            wait=self._backoff,
             reraise=True,
         )(attempt)
 
-    def _pause(self, state: Any) -> float:
+    def _backoff(self, state: Any) -> float:
         """Seconds before the next attempt: what the service asks for, and a random time more."""
         asked = state.outcome.exception().retry_after
         return (asked or 0.0) + float(self._wait(state))
@@ -226,8 +237,7 @@ class ApiClient:
             limit_name: How the request called the limit of tokens.
         """
         if error.retry_after is not None:
-            resume = asyncio.get_running_loop().time() + error.retry_after
-            self._not_before = max(self._not_before, resume)
+            self._pause.ask(error.retry_after, asyncio.get_running_loop().time())
         refused = error.fault is ApiFault.REFUSED and _NEWER_LIMIT in error.reason
         if refused and limit_name != _NEWER_LIMIT:
             self._limit_name = _NEWER_LIMIT
@@ -235,12 +245,13 @@ class ApiClient:
 
     async def _attempt(self, body: Mapping[str, object]) -> ApiAnswer:
         """One request over HTTP."""
-        await self._hold_back()
         openai, key = self._openai, self._endpoint.key
         session = self._enter()
         try:
             raw = await session.client.chat.completions.with_raw_response.create(**body)
-            return read_answer(hide(raw.text, key))
+            answer = read_answer(hide(raw.text, key))
+            # Once more: JSON can spell each of its characters in another way.
+            return replace(answer, text=hide(answer.text, key))
         except ApiError as error:
             error.reason = one_line(error.reason, key)
             raise
@@ -257,9 +268,9 @@ class ApiClient:
         finally:
             await self._leave(session)
 
-    async def _hold_back(self) -> None:
+    async def _hold_back(self, ends: float) -> None:
         """Wait as long as the service has asked any call to wait."""
-        wait = self._not_before - asyncio.get_running_loop().time()
+        wait = self._pause.left(asyncio.get_running_loop().time(), ends)
         if wait > 0:
             # Not all at the same moment.
             await asyncio.sleep(wait + random.uniform(0, self._settings.backoff))

@@ -35,6 +35,10 @@ class Benchmark:
         return [f"experiment={self.experiment}", *self.settings]
 
 
+FIXED_TURNS = "user_personalization"
+"""The environment whose games cannot be longer: a longer one is not the same game going on."""
+
+
 def _packaged(name: str, about: str) -> Benchmark:
     """An environment over this project's own test tasks, with the judge that answers from them."""
     return Benchmark(
@@ -99,7 +103,7 @@ def turn_words(config: RunConfig, turns: int, given: Sequence[str]) -> list[str]
         given: Settings of the command line, ``key=value``; what they set stays.
 
     Raises:
-        UserError: No turn at all.
+        UserError: No turn at all, or more than the benchmark can have.
 
     Example:
         >>> from delta_belief_rl.config.compose import load_config
@@ -109,6 +113,11 @@ def turn_words(config: RunConfig, turns: int, given: Sequence[str]) -> list[str]
     if turns < 1:
         raise UserError(f"A game needs at least one turn, not --turns {turns}.")
     own, judge = config.multi_turn.max_turns.val, config.judge_rollout
+    if config.multi_turn.env == FIXED_TURNS and turns > own:
+        raise UserError(
+            f"--turns {turns} is more than the {own} of {FIXED_TURNS}, whose opening names that "
+            "number and whose last message is taken as the answer: leave --turns out."
+        )
     limits = {"data.max_prompt_length": config.data.max_prompt_length}
     if judge.repeated_prompt and judge.name != "world":
         # This judge is shown the questions so far.

@@ -10,7 +10,8 @@ turns therefore has the win rate of every smaller budget ``b``: the share of the
 within ``b`` turns.
 
 A game whose judge or engine failed has no outcome: rates leave it out, ``errors_as_losses`` counts
-it as lost, and it never gets a score.
+it as lost, and it never gets a score. For a budget that it had used up before the failure it is a
+lost game: else won games, which never fail later, would be too large a share of small budgets.
 """
 
 from __future__ import annotations
@@ -30,10 +31,13 @@ from delta_belief_rl.config.schema import RunConfig
 from delta_belief_rl.eval.best_of import draw_sizes
 from delta_belief_rl.eval.game_statistics import BeliefStats, belief_stats
 from delta_belief_rl.eval.metrics import (
+    grades,
+    is_known,
     pass_at_k_curve,
     success_rate,
     win_by_turn,
     win_matrix,
+    win_turn,
 )
 from delta_belief_rl.eval.statistics import (
     Interval,
@@ -63,6 +67,7 @@ class Player:
         checksum: Of the adapter's weights; empty without one.
         step: Training steps behind the adapter, where it is a run's checkpoint.
         api: The model is behind an API.
+        identity: Which weights or service ``model`` stood for (``trainer.identity``).
     """
 
     name: str
@@ -71,6 +76,7 @@ class Player:
     checksum: str = ""
     step: int = 0
     api: bool = False
+    identity: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +89,9 @@ class Conditions:
         temperature: Of the policy; 0 is greedy.
         best_of: Candidate questions of each turn, of which the one with the largest change of
             belief is taken; 1 plays the policy alone.
+        parser: How the judge's text was read.
+        candidate_lists: What became of questions that name several candidates.
+        duplicates: Who found repeated questions.
     """
 
     tasks: str
@@ -94,6 +103,9 @@ class Conditions:
     top_k: int
     win_rule: str
     best_of: int
+    parser: str
+    candidate_lists: str
+    duplicates: str
     seed: int
 
     @classmethod
@@ -112,6 +124,9 @@ class Conditions:
             top_k=-1 if greedy else sampling.top_k,
             win_rule=turns.win_rule,
             best_of=cfg.actor_rollout_ref.rollout.n if tried.enabled else 1,
+            parser=judge.parser,
+            candidate_lists=turns.candidate_lists,
+            duplicates=turns.duplicates,
             seed=cfg.seed,
         )
 
@@ -124,7 +139,7 @@ class RuleFigures:
         mean, std: ``mean@n`` and ``std@n`` over the ``n`` sample columns.
         pass_at_k: For ``k`` = 1, 2, 4, ... and ``n``, as far as every secret has outcomes.
         pass_curve: The value for every ``k``.
-        by_turn: Share won within ``t`` turns, ``t = 0 .. T``.
+        by_turn: Share won within ``t`` turns, ``t = 0 .. T``, of the games known until then.
         budgets: The same with its interval, at ``BUDGETS`` and ``T``.
         gain_20_50: What the share gains from 20 to 50 turns; None for shorter games.
     """
@@ -152,7 +167,8 @@ class Cell:
         failed_games: Games without an outcome.
         judge_failures: Share of all turns whose judge failed.
         full_games: Games that ended because their token limit was reached.
-        mean_score: Mean grade in [0, 1], in environments that grade; None elsewhere.
+        mean_score: Mean grade in [0, 1] in environments that grade, where a game that ended without
+            a grade counts as 0; None elsewhere.
         beliefs: Of all, won and lost games; None where they were not measured.
         sampled_tokens: By the policy.
         judge_tokens: That the judges read and wrote, where they say so.
@@ -193,14 +209,17 @@ class Cell:
         return f"{self.benchmark}, {self.player.name}"
 
 
-def find_cells(out: Path) -> list[Path]:
-    """Folders of the cells of an evaluation that are complete, by name."""
-    places = (path.parent for path in sorted(out.glob(f"*/*/{CELL}")))
-    return [folder for folder in places if is_complete(folder)]
+def cell_folders(out: Path) -> list[Path]:
+    """Folders of the cells of an evaluation, complete or not, by name."""
+    return [path.parent for path in sorted(out.glob(f"*/*/{CELL}"))]
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether the run of a cell has its record."""
+    """Whether the run of a cell has its record.
+
+    Raises:
+        UserError: The record is damaged.
+    """
     return bool(read_records(folder / "metrics.jsonl"))
 
 
@@ -215,12 +234,15 @@ def read_cell(folder: Path) -> Cell:
         benchmark, player = str(about["benchmark"]), Player(**about["player"])
         cfg = from_yaml((folder / "config.yaml").read_text(encoding="utf-8"))
         record = read_records(folder / "metrics.jsonl")[-1]
+        games, run_id = f"{record['step']}.jsonl", str(record["run_id"])
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         raise UserError(
             f"{folder} is no complete cell of an evaluation ({error}): remove it and play it again."
         ) from error
-    path = Path(cfg.trainer.validation_data_dir) / f"{record['step']}.jsonl"
-    read = read_trajectories(path, str(record["run_id"]))
+    # A copied folder has its games with it.
+    own = folder / "validation" / games
+    path = own if own.is_file() else Path(cfg.trainer.validation_data_dir) / games
+    read = read_trajectories(path, run_id)
     if read.damaged or not read.trajectories:
         line = read.damaged[0].number if read.damaged else 1
         raise UserError(f"{path}, line {line}, cannot be read: remove {folder}, and play it again.")
@@ -275,7 +297,7 @@ def make_cell(
         failed_games=sum(is_void(game, rule) for game in games),
         judge_failures=sum(turn.verdict is Verdict.ERROR for turn in turns) / total,
         full_games=sum(game.stop is StopReason.CONTEXT_FULL for game in games),
-        mean_score=_mean_score(groups, rule, seed),
+        mean_score=_mean(scores, seed) if any(scores := grades(groups, rule)) else None,
         beliefs={name: belief_stats(part) for name, part in parts.items()},
         sampled_tokens=sum(turn.n_tokens for turn in turns),
         judge_tokens=float(record.get("val-aux/judge/tokens") or 0.0),
@@ -312,31 +334,23 @@ def rule_figures(groups: Sequence[Group], rule: WinRule, turns: int, seed: int =
 def won_between(
     groups: Sequence[Group], rule: WinRule, after: int, until: int, seed: int = 0
 ) -> Interval:
-    """Share of the games with an outcome that are won in the turns ``after + 1 .. until``."""
+    """Share of the games known until ``until`` that are won in the turns ``after + 1 .. until``."""
     return _mean(
         [
-            [float(after < _win_turn(game, rule) <= until) for game in _known(group, rule)]
+            [
+                float(after < win_turn(game, rule) <= until)
+                for game in group.trajectories
+                if is_known(game, rule, until)
+            ]
             for group in groups
         ],
         seed,
     )
 
 
-def _win_turn(game: Trajectory, rule: WinRule) -> float:
-    """Number of the first winning turn from 1; infinite without one."""
-    wins = (number for number, turn in enumerate(game.turns, 1) if rule.turn_won(turn))
-    return next(wins, float("inf"))
-
-
 def _known(group: Group, rule: WinRule) -> list[Trajectory]:
     """The games with an outcome."""
     return [game for game in group.trajectories if not is_void(game, rule)]
-
-
-def _mean_score(groups: Sequence[Group], rule: WinRule, seed: int) -> Interval | None:
-    scores = [[game.score for game in _known(group, rule)] for group in groups]
-    known = [[score for score in row if score is not None] for row in scores]
-    return _mean(known, seed) if any(known) else None
 
 
 def _mean(rows: Sequence[Sequence[float]], seed: int) -> Interval:

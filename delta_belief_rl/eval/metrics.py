@@ -35,11 +35,13 @@ from delta_belief_rl.eval.step_metrics import (
     judge_extras,
     rollout_metrics,
 )
-from delta_belief_rl.types import FloatArray, Group, Verdict
+from delta_belief_rl.types import FloatArray, Group, Trajectory, Verdict
 
 __all__ = [
     "Interval",
     "cluster_bootstrap",
+    "grades",
+    "is_known",
     "mean_at_n",
     "paired_difference",
     "pass_at_k",
@@ -50,6 +52,7 @@ __all__ = [
     "summarise",
     "win_by_turn",
     "win_matrix",
+    "win_turn",
 ]
 
 
@@ -97,7 +100,9 @@ def success_rate(
 def win_by_turn(
     groups: Sequence[Group], rule: str = WinRule.COMPATIBLE, max_turns: int | None = None
 ) -> FloatArray:
-    """Share of games with an outcome that are won within ``t`` turns, ``t = 0 .. K``. ``[K + 1]``.
+    """Share of the games known until ``t`` that are won within ``t`` turns, ``t = 0 .. K``.
+
+    ``[K + 1]``; never falls, because a game that was won is known for every ``t``.
 
     Args:
         groups: The games.
@@ -105,14 +110,48 @@ def win_by_turn(
         max_turns: ``K``; the longest game by default. Later wins are not shown.
     """
     chosen = WinRule(rule)
-    games = [game for _, game in iter_games(groups) if not is_void(game, chosen)]
-    last = max((g.num_turns for g in games), default=0) if max_turns is None else max_turns
-    won_at = np.zeros(last + 1)
+    games = [game for _, game in iter_games(groups)]
+    ended = [game.num_turns for game in games if not is_void(game, chosen)]
+    last = max(ended, default=0) if max_turns is None else max_turns
+    won_at, known = np.zeros(last + 1), np.full(last + 1, float(len(ended)))
     for game in games:
-        first = next((i for i, turn in enumerate(game.turns, 1) if chosen.turn_won(turn)), None)
-        if first is not None and first <= last:
-            won_at[first] += 1
-    return np.cumsum(won_at) / max(len(games), 1)
+        first = win_turn(game, chosen)
+        if first <= last:
+            won_at[int(first)] += 1
+        if is_void(game, chosen):
+            known += [is_known(game, chosen, until) for until in range(last + 1)]
+    return np.cumsum(won_at) / np.maximum(known, 1)
+
+
+def is_known(game: Trajectory, rule: WinRule, until: int) -> bool:
+    """Whether it is known if the game is won within so many turns.
+
+    It is where the game has an outcome, and where the judge or the engine failed only later.
+    """
+    if not is_void(game, rule):
+        return True
+    asked = game.turns[:until]
+    return len(asked) == until and (not asked or asked[-1].verdict is not Verdict.ERROR)
+
+
+def win_turn(game: Trajectory, rule: WinRule) -> float:
+    """Number of the first winning turn from 1; infinite without one."""
+    wins = (number for number, turn in enumerate(game.turns, 1) if rule.turn_won(turn))
+    return next(wins, float("inf"))
+
+
+def grades(groups: Sequence[Group], rule: WinRule) -> list[list[float]]:
+    """The grades of the games with an outcome, by group; empty lists where nothing is graded.
+
+    Where the environment grades, a game that ended without a grade, because its context was full,
+    counts as 0, as it does in training.
+    """
+    if all(game.score is None for _, game in iter_games(groups)):
+        return [[] for _ in groups]
+    return [
+        [game.score or 0.0 for game in group.trajectories if not is_void(game, rule)]
+        for group in groups
+    ]
 
 
 def pass_at_k_curve(wins: FloatArray) -> dict[int, float]:
@@ -187,9 +226,9 @@ def _counts(groups: Sequence[Group]) -> dict[str, float]:
         "val-core/games": float(len(games)),
         "val-core/secrets": float(len({group.task.id for group in groups})),
     }
-    grades = [game.score for game in games if game.score is not None]
-    if grades:
-        out["val-core/mean_score"] = float(np.mean(grades))
+    scores = [score for row in grades(groups, WinRule.COMPATIBLE) for score in row]
+    if scores:
+        out["val-core/mean_score"] = float(np.mean(scores))
     if played:
         out["val-aux/num_questions/mean"] = float(np.mean(played))
     judged = judge_classes(turns) | judge_extras(turns)

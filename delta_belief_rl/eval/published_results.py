@@ -85,12 +85,10 @@ def published_results() -> tuple[PublishedResult, ...]:
     body: dict[str, Any] = yaml.safe_load(FILE.read_text(encoding="utf-8"))
     out: list[PublishedResult] = []
     for row in body["results"]:
-        own = {name: row[name] for name in ("turns",) if name in row}
         conditions = {
             "model": body["models"][row["model"]],
-            **body["conditions"][row["benchmark"]],
+            **row.get("conditions", body["conditions"][row["benchmark"]]),
             "best_of": row.get("best_of", 1),
-            **own,
         }
         low, high = row.get("scale", (0, 1))
         out.append(
@@ -156,6 +154,9 @@ def conditions_of(cell: Cell) -> dict[str, Value]:
         "top_k": own.top_k,
         "win_rule": own.win_rule,
         "best_of": own.best_of,
+        "parser": own.parser,
+        "candidate_lists": own.candidate_lists,
+        "duplicates": own.duplicates,
     }
 
 

@@ -61,16 +61,17 @@ class ApiJudge(LlmJudge):
         self._text.close()
 
 
-def probe_service(settings: ApiSettings, sampling: SamplingParams, pool: str) -> None:
+def probe_service(settings: ApiSettings, sampling: SamplingParams, pool: str, limit: str) -> None:
     """Ask the service for one word, with the key, the model and the settings of the run.
 
     Args:
         settings: Of the run; no more time than ``PROBE_SECONDS`` is taken.
         sampling: Of the run, with all that a request may say.
         pool: Head of the settings' names, e.g. ``judge_rollout``.
+        limit: Name of the setting that says how many tokens an answer may take.
 
     Raises:
-        UserError: It does not answer, with its own reason.
+        UserError: It does not answer, with its own reason, or thinks until the limit of tokens.
     """
     endpoint = Endpoint.from_environment()
     quick = replace(settings, deadline=min(settings.deadline, PROBE_SECONDS))
@@ -80,6 +81,13 @@ def probe_service(settings: ApiSettings, sampling: SamplingParams, pool: str) ->
             f"The service at {endpoint.host} does not answer for the model {settings.model} "
             f"({reply.reason}): see OPENAI_BASE_URL, OPENAI_API_KEY, {pool}.model.api_model_name "
             f"and {pool}.rollout.val_kwargs."
+        )
+    if not reply.answer.text.strip():
+        raise UserError(
+            f"The model {settings.model} at {endpoint.host} spends all {sampling.max_tokens} "
+            "tokens of an answer before its text begins, as a model that thinks does: switch its "
+            f"thinking off through {pool}.model.api_extra_body, e.g. with {{chat_template_kwargs: "
+            f"{{enable_thinking: false}}}}, or raise the limit {limit}."
         )
 
 

@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from delta_belief_rl.envs.answers import JUDGE_WORDS, UNRECOGNISED
+from delta_belief_rl.envs.goal_phrase import GOAL_PHRASE
 from delta_belief_rl.types import Verdict
 
 ParserName = Literal["grammar", "published"]
@@ -67,6 +68,13 @@ Parser = Callable[[str, bool, bool], Parsed]
 
 _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.IGNORECASE | re.DOTALL)
 _PUBLISHED_DROPS = re.compile(r"[^A-Za-z0-9., ]")
+
+_AROUND = (
+    r"(?:[\s.!,;:*_`\"'\u2018\u2019\u201c\u201d#()\[\]\u2013\u2014-]|</?(?:b|i|em|strong|p)>)*"
+)
+"""Punctuation and markup that change nothing of a phrase. A question mark does."""
+_GOAL_SAID = re.compile(rf"{_AROUND}goal[\s_*-]+reached{_AROUND}", re.IGNORECASE)
+_GOAL_SPOKEN = re.compile(r"goal[\W_]{0,5}reached", re.IGNORECASE)
 
 _THOUGHT = re.compile(r".*</think(?:ing)?>", re.IGNORECASE | re.DOTALL)
 _THINKING = re.compile(r"<think(?:ing)?>", re.IGNORECASE)
@@ -110,6 +118,28 @@ def behind_thought(text: str) -> str | Parsed:
     if _THINKING.search(text):
         return Parsed(Verdict.ERROR, reason="the text ended before the thinking did")
     return text
+
+
+def goal_reply(reply: str, whole: bool = True) -> Parsed | None:
+    """What a free reply says of the goal; None where it does not speak of it.
+
+    A win is the phrase "Goal reached" alone, but for punctuation and markup. Any other reply that
+    contains it ("Goal reached? No.") is an error, so that the judge is asked again: a player may
+    have said the phrase for the judge to echo it.
+
+    Args:
+        reply: Without tags and thoughts.
+        whole: False for a reply that the token limit may have cut off: more might have followed.
+
+    Example:
+        >>> goal_reply("**Goal reached!**").verdict, goal_reply("Goal reached - not yet.").verdict
+        (<Verdict.WIN: 'win'>, <Verdict.ERROR: 'error'>)
+    """
+    if whole and _GOAL_SAID.fullmatch(reply):
+        return Parsed(Verdict.WIN, text=f"{GOAL_PHRASE.capitalize()}.")
+    if _GOAL_SPOKEN.search(reply):
+        return Parsed(Verdict.ERROR, reason="the goal phrase stands inside another reply")
+    return None
 
 
 def parse_published(text: str, tagged: bool, finished: bool = True) -> Parsed:

@@ -3,8 +3,9 @@
 A failed call is not an exception and never an answer: it is tried again on another replica, and
 when the attempts are used up it becomes a reply with ``Verdict.ERROR`` and a reason. A retry tells
 the judge how often judges found no answer before (``JudgeRequest.attempt``); a replica that did not
-reply has not read the request, so it does not count. Only when too many replies of a window are
-errors does the pool give up, with ``JudgePoolFailure``.
+reply has not read the request, and neither has a model whose service was out, so these do not
+count. Only when too many replies of a window are errors does the pool give up, with
+``JudgePoolFailure``.
 
 A replica that is gone gets no further calls. Where the pool was told how, it puts another one in
 its place, after a wait that doubles with every death in a row, as often as the budget of the run
@@ -23,9 +24,12 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from delta_belief_rl.engines.api_answer import ApiFault
 from delta_belief_rl.envs.base import Judge, JudgeReply, JudgeRequest
 from delta_belief_rl.types import Verdict
 
+_SPOKE = frozenset({ApiFault.EMPTY, ApiFault.FILTERED})
+"""Faults after which the same request would end so again: the model has read it."""
 _FAULT = "fault/"
 """Begins the names of counters of ``JudgeReply.faults``."""
 
@@ -194,6 +198,11 @@ def local_replica(judge: Judge, *, threaded: bool = False) -> ReplicaCall:
     return answer
 
 
+def _was_out(reply: JudgeReply) -> bool:
+    """Whether an error is one of the judge's service, which let no model read the request."""
+    return not reply.text and bool(reply.faults) and reply.faults[-1] not in _SPOKE
+
+
 class JudgePool:
     """Asks replicas. Use it inside one event loop.
 
@@ -345,12 +354,13 @@ class JudgePool:
         """
         limit = self._settings.max_outstanding
         room = [i for i, lane in enumerate(self._lanes) if lane.call and lane.load < limit]
-        fresh, now = [i for i in room if i not in item.tried], time.monotonic()
+        now = time.monotonic()
 
-        def rank(lane: int) -> tuple[bool, int, int]:
-            return self._lanes[lane].rests_until > now, self._lanes[lane].load, lane
+        def rank(lane: int) -> tuple[bool, bool, int, int]:
+            place = self._lanes[lane]
+            return place.rests_until > now, lane in item.tried, place.load, lane
 
-        return min(fresh or room, key=rank, default=None)
+        return min(room, key=rank, default=None)
 
     async def _call(self, lane: int, items: list[_Item]) -> None:
         try:
@@ -360,7 +370,7 @@ class JudgePool:
         for item, reply in zip(items, replies, strict=True):
             self._spent(reply)
             if reply.verdict is Verdict.ERROR:
-                if read:
+                if read and not _was_out(reply):
                     item.request = replace(item.request, attempt=item.request.attempt + 1)
                 self._failed(item, reply)
             else:
@@ -434,6 +444,7 @@ class JudgePool:
         try:
             await asyncio.sleep(min(wait, settings.max_restart_backoff))
             place.call = await restart(lane)
+            place.misses, place.rests_until = 0, 0.0
         except self._failures as error:
             failed = f"judge {lane} did not start again: {type(error).__name__}: {error}"
         finally:

@@ -21,8 +21,10 @@ from delta_belief_rl.rollout.game import GameParts, Move, respond
 from delta_belief_rl.types import Message, Task
 
 MAX_ERROR_RATE = 0.1
-MIN_CALLS = 20
-"""No verdict on the rate of failed calls before so many."""
+"""Share of games, not of calls: a failed call ends its game, and a game of many turns meets one
+more often than a short one, so that those which remain are rather the ones that were won early."""
+MIN_GAMES = 20
+"""No verdict on the rate of failed games before so many have begun."""
 
 EncodeTurn = Callable[[str], tuple[int, ...]]
 """An assistant's turn as ids, its end token included."""
@@ -61,13 +63,14 @@ class ApiPlayer:
 
     def chooser(self, task: Task) -> ApiChooser:
         """What takes the turns of one game of a task."""
+        self._counts["games"] += 1
         return ApiChooser(self, task)
 
     async def ask(self, messages: Sequence[Message], request: GenRequest) -> ApiReply:
-        """One call.
+        """One call; without an answer it is the last one of its game.
 
         Raises:
-            EngineFailure: Too many calls have ended without an answer.
+            EngineFailure: Too many games have ended so.
         """
         reply = await self._client.complete(messages, request.sampling, request.seed)
         counts, answer = self._counts, reply.answer
@@ -79,11 +82,11 @@ class ApiPlayer:
             counts["nano_cost"] += round(answer.cost * 1e9)
             return reply
         counts["errors"] += 1
-        calls, errors = counts["calls"], counts["errors"]
-        if calls >= MIN_CALLS and errors > MAX_ERROR_RATE * calls:
+        games, errors = counts["games"], counts["errors"]
+        if games >= MIN_GAMES and errors > MAX_ERROR_RATE * games:
             raise EngineFailure(
-                f"{errors} of {calls} calls of the policy's API ended without an answer, more than "
-                f"the allowed {MAX_ERROR_RATE:.0%}; the last one: {reply.reason}"
+                f"{errors} of {games} games ended because the policy's API gave no answer, more "
+                f"than the allowed {MAX_ERROR_RATE:.0%}; the last one: {reply.reason}"
             )
         return reply
 

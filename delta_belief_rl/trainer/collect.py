@@ -19,6 +19,7 @@ from pathlib import Path
 
 from delta_belief_rl.algo.samplers.informative import informative_groups
 from delta_belief_rl.algo.shapers.channels import build_table
+from delta_belief_rl.config.game_settings import game_digest
 from delta_belief_rl.config.schema import RunConfig
 from delta_belief_rl.trainer import pending, persist, steps
 from delta_belief_rl.trainer.actor import GameScore
@@ -146,7 +147,7 @@ def _pending_key(run: Services, step: int, cursor: int) -> pending.Key | None:
     """What the games of a batch are kept by; None where they are not kept."""
     if not (run.cfg.trainer.save_rollout and persist.saves(run.cfg)):
         return None
-    settings = pending.settings_digest(run.cfg)
+    settings = game_digest(run.cfg, "train")
     return pending.Key(run.run_id, step, cursor, run.engines.adapter, settings)
 
 

@@ -12,6 +12,9 @@ damaged is cut away with all that follows it.
 A unit is one game. With ``rollout.deterministic`` the games that share a forward pass are part of
 the result, so secrets are played in parts of fixed size there, and a unit is a part: whatever was
 kept, the same games are played together.
+
+A unit with a game without an outcome, whose judge or engine failed, is played again by the next
+start: what it had counted is kept, and none of its games.
 """
 
 from __future__ import annotations
@@ -27,11 +30,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from delta_belief_rl.algo.shapers.channels import WinRule, is_void
+from delta_belief_rl.config.game_settings import game_digest
 from delta_belief_rl.config.schema import RunConfig
 from delta_belief_rl.obs.disk import writing
 from delta_belief_rl.rollout.store import from_row, to_row
 from delta_belief_rl.trainer.checkpoint import write_atomic
-from delta_belief_rl.trainer.pending import Counts, settings_digest
+from delta_belief_rl.trainer.identity import policy_identity
+from delta_belief_rl.trainer.pending import Counts
 from delta_belief_rl.types import Group, Task, Trajectory
 
 PART_GAMES = 64
@@ -47,8 +53,9 @@ class Key:
 
     Attributes:
         adapter: Checksum of the adapter that plays.
-        settings: Checksum of the settings that a game depends on.
+        settings: Checksum of the settings that a game depends on (``config.game_settings``).
         tasks: Checksum of the secrets and their first messages, in order.
+        policy: Which weights or service the policy's name stands for (``identity``).
     """
 
     run_id: str
@@ -56,14 +63,14 @@ class Key:
     adapter: str
     settings: str
     tasks: str
+    policy: str
 
     @classmethod
     def of(cls, cfg: RunConfig, run_id: str, step: int, adapter: str, tasks: Sequence[Task]) -> Key:
         """The key of an evaluation that is about to be played."""
         played = hashlib.sha256(repr(tuple(tasks)).encode()).hexdigest()
-        parts = (settings_digest(cfg, "val"), cfg.actor_rollout_ref.rollout.deterministic)
-        settings = hashlib.sha256(repr(parts).encode()).hexdigest()
-        return cls(run_id, step, adapter, settings, played)
+        policy = policy_identity(cfg.actor_rollout_ref.model)
+        return cls(run_id, step, adapter, game_digest(cfg, "val"), played, policy)
 
 
 class KeptGames:
@@ -75,27 +82,31 @@ class KeptGames:
         seconds: That they took, over all starts.
     """
 
-    def __init__(self, path: Path, max_turns: int) -> None:
+    def __init__(self, path: Path, max_turns: int, rule: WinRule) -> None:
         self.path = path
         self.games: dict[tuple[str, int], Trajectory] = {}
         self.counts: Counts = Counter(), Counter()
         self.seconds = 0.0
         self._max_turns = max_turns
+        self._rule = rule
 
     @classmethod
-    def open(cls, path: Path, key: Key, max_turns: int, say: Callable[[str], None]) -> KeptGames:
+    def open(
+        cls, path: Path, key: Key, max_turns: int, rule: WinRule, say: Callable[[str], None]
+    ) -> KeptGames:
         """Read what is kept; begin the file anew where it is of something else.
 
         Args:
             path: The file; need not exist.
             key: Of the evaluation that is played.
             max_turns: Of its games.
+            rule: By which they end.
             say: Told in a sentence of games that are there and do not fit.
 
         Raises:
             DiskRefused: The disk refuses.
         """
-        kept = cls(path, max_turns)
+        kept = cls(path, max_turns, rule)
         data = path.read_bytes() if path.exists() else b""
         sound = 0
         for number, (end, body) in enumerate(_units(data)):
@@ -120,9 +131,16 @@ class KeptGames:
     def append(self, games: Sequence[Trajectory], counts: Counts, seconds: float) -> None:
         """Keep a unit; it is on the disk when this returns.
 
+        Args:
+            games: Of the unit; none is kept where one of them has no outcome.
+            counts: Of the judge pool after them.
+            seconds: That all games took so far.
+
         Raises:
             DiskRefused: The disk refuses.
         """
+        if any(is_void(game, self._rule) for game in games):
+            games = ()
         body = {
             "games": [to_row(game, max_turns=self._max_turns) for game in games],
             "judge": [dict(part) for part in counts],

@@ -23,11 +23,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from delta_belief_rl.config.schema import RunConfig
 from delta_belief_rl.obs.disk import writing
 from delta_belief_rl.rollout.store import read_trajectories, write_groups
 from delta_belief_rl.trainer.checkpoint import write_atomic
-from delta_belief_rl.trainer.settings import sampling_params
 from delta_belief_rl.types import Group, Task, UserError
 
 _FILE = re.compile(r"pending_(\d+)_(\d+)\.(?:jsonl|json)$")
@@ -44,8 +42,9 @@ class Key:
     Attributes:
         cursor: Number of the batch of secrets.
         adapter: Checksum of the adapter that plays.
-        settings: Checksum of the settings that a game depends on. What only the update depends on
-            is not among them: who mends an update that ran out of memory keeps the games.
+        settings: Checksum of the settings that a game depends on (``config.game_settings``). What
+            only the update depends on is not among them: who mends an update that ran out of
+            memory keeps the games.
     """
 
     run_id: str
@@ -57,24 +56,6 @@ class Key:
 
 class Unfit(ValueError):
     """Games that are kept are damaged, or of something else."""
-
-
-def settings_digest(cfg: RunConfig, kind: str = "train") -> str:
-    """Checksum of the settings that a game depends on.
-
-    Args:
-        cfg: The configuration.
-        kind: Of the games' sampling, ``train`` or ``val``.
-    """
-    parts = (
-        sampling_params(cfg, kind),
-        cfg.seed,
-        cfg.multi_turn,
-        cfg.data,
-        cfg.judge_rollout,
-        cfg.actor_rollout_ref.model,
-    )
-    return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
 def keep(root: Path, key: Key, groups: Sequence[Group], counts: Counts, max_turns: int) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from delta_belief_rl.algo.shapers.channels import WinRule
 from delta_belief_rl.eval.metrics import summarise
 from delta_belief_rl.obs.disk import writing
 from delta_belief_rl.rollout.store import GameScore, write_groups
@@ -67,12 +68,13 @@ async def evaluate_kept(
     cfg, step = run.cfg, run.state.step
     await run.engines.sync(run.policy)
     key = Key.of(cfg, run.run_id, step, run.engines.adapter, tasks)
-    turns = cfg.multi_turn.max_turns.val
-    kept = KeptGames.open(kept_path(cfg, step), key, turns, run.progress.say)
+    turns, rule = cfg.multi_turn.max_turns.val, WinRule(cfg.multi_turn.win_rule)
+    kept = KeptGames.open(kept_path(cfg, step), key, turns, rule, run.progress.say)
     if kept.games:
         run.progress.say(
             f"{len(kept.games)} of {len(tasks) * games} games were played before and are not again"
         )
+    if kept.seconds:
         run.judge.rewind(kept.counts)
         run.timers.add("testing", kept.seconds)
     sampling, zero = sampling_params(cfg, "val"), time.monotonic() - kept.seconds

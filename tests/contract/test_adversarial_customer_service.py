@@ -6,6 +6,7 @@ head explains them.
 
 from __future__ import annotations
 
+import random
 import re
 from collections import Counter
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ import yaml
 from delta_belief_rl.envs.base import Outcome
 from delta_belief_rl.envs.customer_service.data import Scenario, lexicon, scenarios
 from delta_belief_rl.envs.customer_service.game import CustomerService, CustomerServiceSettings
+from delta_belief_rl.envs.customer_service.text import sentences
 from delta_belief_rl.judge.customer_service.rules import CustomerServiceRules
 from delta_belief_rl.types import Verdict
 
@@ -117,6 +119,62 @@ def test_a_message_with_every_cause_of_the_product_wins_nowhere() -> None:
         glue = (". ", ", or ", " and ")[number % 3]
         causes, fixes = (glue.join(getattr(o, part) for o in same) for part in ("cause", "fix"))
         assert not won(send(game(scenario.id), f"{causes}. {fixes}.")), scenario.id
+
+
+WRONG_PAIRS = (
+    *("pump broken replace pump", "hose kinked straighten hose", "motor worn replace motor"),
+    *("sensor dirty clean sensor", "cable loose tighten cable", "battery empty charge battery"),
+    *("software outdated update software", "fuse blown replace fuse"),
+)
+MARKS = (
+    *(
+        ", ",
+        " > ",
+        " -> ",
+        " - ",
+        "- ",
+        " \u2013 ",
+        " \u00b7 ",
+        " vs ",
+        " | ",
+        "; ",
+        ";",
+        ". ",
+        ".",
+        " (",
+    ),
+    *(" + ", " = ", " * ", " _ ", " \U0001f449 ", '" "'),
+)
+"""What can stand between the members of a list."""
+NO_MARKS = (" ", " next ")
+MAX_WINS_WITHOUT_A_MARK = 2
+"""Of all scenarios; for each of ``NO_MARKS``."""
+
+
+def _lists_that_win(mark: str) -> list[str]:
+    """Scenarios that the right answer wins among two wrong pairs, in any order of the three."""
+    rng, found = random.Random(mark), list[str]()
+    for number, scenario in enumerate(every_scenario()):
+        rubric = scenario.rubric
+        groups = (rubric.part, rubric.fault, rubric.remedy, rubric.part)
+        words = " ".join(word.strip("=*") for group in groups for word in group.items[0].words)
+        right = words if number % 2 else scenario.answer.rstrip(".").replace(". ", " ")
+        wrong = [pair for pair in WRONG_PAIRS if not rubric.part.first(sentences(pair)[0])]
+        members = [right, *rng.sample(wrong, 2)]
+        rng.shuffle(members)
+        if send(game(scenario.id), mark.join(members)).strict_win:
+            found.append(scenario.id)
+    return found
+
+
+@pytest.mark.parametrize("mark", MARKS)
+def test_J12_the_right_answer_in_a_list_wins_nowhere_whatever_separates_it(mark: str) -> None:
+    assert _lists_that_win(mark) == []
+
+
+@pytest.mark.parametrize("mark", NO_MARKS)
+def test_J12_a_list_that_no_mark_separates_hardly_ever_wins(mark: str) -> None:
+    assert len(_lists_that_win(mark)) <= MAX_WINS_WITHOUT_A_MARK
 
 
 def test_quoting_the_prompt_wins_nowhere() -> None:

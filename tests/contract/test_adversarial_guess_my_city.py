@@ -151,7 +151,7 @@ def test_J12_a_judge_that_quotes_the_goal_phrase_does_not_say_it() -> None:
         "No. You will read Goal reached when you name the city.",
         "Goal reached is what I say to a right guess.",
     ):
-        assert read(f"<answer>{text}</answer>", True, True).verdict is Verdict.OTHER
+        assert read(f"<answer>{text}</answer>", True, True).verdict is Verdict.ERROR
 
 
 def test_J12_naming_every_city_in_one_action_never_wins() -> None:

@@ -20,7 +20,7 @@ from delta_belief_rl.envs.user_personalization.game import (
     UserPersonalization,
     UserPersonalizationSettings,
 )
-from delta_belief_rl.judge.user_personalization.rating import rate
+from delta_belief_rl.judge.user_personalization.rating import MIN_WORDS, rate
 from delta_belief_rl.judge.user_personalization.rules import UserPersonalizationJudge, facts
 from delta_belief_rl.types import Task, Verdict
 
@@ -242,6 +242,54 @@ def test_J12_an_answer_that_would_be_the_same_for_anybody_is_worth_little() -> N
     ]
     assert max(ratings) < 5.0
     assert sum(ratings) / len(ratings) < 2.0
+
+
+def _filler(phrase: str) -> str:
+    """A sentence that has one phrase of a rubric and says nothing else."""
+    word = phrase.replace("*", "").removeprefix("<=")
+    word = f"no {word[1:]}" if word.startswith("!") else word
+    return f"It has {word} and the rest is in line with that for you."
+
+
+def _best_text(fitted: list[Profile]) -> str:
+    """One text for all of them, put together phrase by phrase as long as the ratings grow."""
+    pool = {_filler(group[0]) for p in fitted for need in p.needs for group in need.must}
+    abouts = " ".join(dict.fromkeys(p.about[0].replace("*", "") for p in fitted))
+    text, best = f"Here is a plan for the {abouts} that you asked for.", 0.0
+    while pool:
+        value, added = max((sum(_ratings(fitted, f"{text}\n{one}")), one) for one in pool)
+        # The shortest answers get one whatever they say, so the first sentences bring nothing.
+        if value <= best and len(text.split()) >= 2 * MIN_WORDS:
+            break
+        text, best = f"{text}\n{added}", value
+        pool.remove(added)
+    return text
+
+
+def _ratings(rated: list[Profile], text: str) -> list[float]:
+    return [rate(profile, text).value for profile in rated]
+
+
+@pytest.mark.parametrize(
+    "domain",
+    [
+        *("cooking", "music", "gifts"),
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in dict.fromkeys(p.domain for p in profiles())
+            if name not in ("cooking", "music", "gifts")
+        ),
+    ],
+)
+def test_J12_a_fixed_text_fitted_to_all_users_of_a_domain_earns_little(domain: str) -> None:
+    users = [p for p in profiles() if p.domain == domain]
+    fitted = [p for p in users if p.split == "train"]
+    text = _best_text(fitted)
+    found = _ratings(fitted, text)
+    assert sum(found) / len(found) < 3.5
+    # What one user wants can be learnt by heart, but no text serves two.
+    assert sum(value >= THRESHOLD for value in found) <= 1
+    assert max(_ratings([p for p in users if p.split != "train"], text)) < 5.0
 
 
 def test_the_game_of_the_documentation_goes_as_it_says() -> None:

@@ -17,7 +17,8 @@ from delta_belief_rl.algo.shapers.kl_reward import CONTROLLERS, DIVERGENCES
 from delta_belief_rl.belief.shaping import METHODS
 from delta_belief_rl.cli.main import VERBS, load_verb
 from delta_belief_rl.cli.main import main as cli
-from delta_belief_rl.config.compose import group_options, load_config
+from delta_belief_rl.config.availability import unavailable
+from delta_belief_rl.config.compose import from_yaml, group_options, load_config, resolved_yaml
 from delta_belief_rl.config.facts import Facts
 from delta_belief_rl.config.plan import make_plan
 from delta_belief_rl.config.reference_names import REFERENCE_NAMES
@@ -26,7 +27,7 @@ from delta_belief_rl.config.schema import RunConfig, leaves, lookup
 from delta_belief_rl.config.schema_algo import ESTIMATORS
 from delta_belief_rl.config.schema_turns import BELIEF_METHODS, VERIFY_METHODS
 from delta_belief_rl.envs.answers import POSITIVE_METHODS, VALIDITY_METHODS
-from tests.launch_lines import LINES, filled
+from tests.launch_lines import EVALUATION_LINES, LINES, filled
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCAL = ("actor_rollout_ref.model.path=p", "judge_rollout.model.path=p", "multi_turn.train.n=2")
@@ -112,6 +113,33 @@ def test_an_experiment_equals_the_launch_line_of_its_name(experiment: str, line:
             assert lookup(ours, name) == lookup(theirs, name), name
     for name in ("total_epochs", "test_freq", "save_freq", "val_only", "resume_mode"):
         assert getattr(ours.trainer, name) == getattr(theirs.trainer, name), name
+
+
+EVALUATIONS = [name for name in group_options()["experiment"] if name.startswith("eval_")]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *([f"experiment={name}"] for name in EVALUATIONS),
+        *(filled(name) for name in EVALUATION_LINES),
+        ["experiment=eval_twenty_questions", "actor_rollout_ref.model.lora_rank=0"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_an_evaluation_of_a_model_without_an_adapter_is_not_refused(words: list[str]) -> None:
+    config, _ = load_config(words)
+    model = config.actor_rollout_ref.model
+    assert unavailable(config) == []
+    assert model.lora_rank == model.adapters[0].r > 0
+    assert from_yaml(resolved_yaml(config)) == config
+
+
+@pytest.mark.parametrize("env", ["guess_my_city", "murder_mystery", "customer_service"])
+def test_packaged_games_are_won_as_the_table_of_environments_says(env: str) -> None:
+    words = ["experiment=smollm2_cpu", "judge=rules", f"env={env}_packaged"]
+    assert load_config(words)[0].multi_turn.win_rule == "strict"
+    assert load_config([f"experiment=eval_{env}"])[0].multi_turn.win_rule == "compatible"
 
 
 def test_all_published_settings_are_accounted_for() -> None:

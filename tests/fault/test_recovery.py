@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from delta_belief_rl.cluster import app, ranks
+from delta_belief_rl.cluster import ranks
 from delta_belief_rl.cluster.recovery import Budget
 from delta_belief_rl.envs.worlds import table
 from delta_belief_rl.judge import build
+from delta_belief_rl.trainer import environments
 from delta_belief_rl.trainer.checkpoint import list_valid
 from tests.runs import Trace, assert_same_run, metrics_of, play, words, write_world
 
@@ -27,7 +28,7 @@ def _worlds_are_read_once() -> Iterator[None]:
     """Reading the world file is a good part of a tiny run."""
     once = lru_cache(table.load_world)
     with pytest.MonkeyPatch.context() as patch:
-        for module in (app, build):
+        for module in (environments, build):
             patch.setattr(module, "load_world", once)
         patch.setattr(ranks, "GRACE", 0.2)
         yield

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from email.utils import format_datetime
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 
 from delta_belief_rl.engines.api_answer import ApiError, ApiFault, read_answer, retry_after, whole
 from delta_belief_rl.engines.api_client import ApiSettings, Endpoint
+from delta_belief_rl.engines.api_pause import Pause
 from delta_belief_rl.engines.api_text import ApiTextEngine
 from delta_belief_rl.engines.base import FinishReason, SamplingParams
 from delta_belief_rl.engines.text_engine import TextCompletion, TextEngine, TextRequest
@@ -42,8 +44,8 @@ def make(api: FakeApi) -> Iterator[Make]:
     with ExitStack() as open_engines:
 
         def engine(*, key: str = KEY, url: str = "", **settings: Any) -> ApiTextEngine:
-            quick = {"model": MODEL, "deadline": 60.0, "backoff": 0.001} | settings
-            made = ApiTextEngine(Endpoint(url or api.url, key), ApiSettings(**quick))
+            quick = {"model": MODEL, "deadline": 60.0, "backoff": 0.001, "max_backoff": 0.01}
+            made = ApiTextEngine(Endpoint(url or api.url, key), ApiSettings(**quick | settings))
             open_engines.callback(made.close)
             return made
 
@@ -124,7 +126,7 @@ def test_answers_are_in_the_order_of_the_requests_whatever_happens(
     api.answer = lambda body: body["messages"][-1]["content"].upper()
     api.chaos, api.seed = 0.3, 5
     asked = [request(f"question {number}") for number in range(60)]
-    done = make(concurrency=8).generate(asked)
+    done = make(concurrency=8, max_attempts=20).generate(asked)
     assert [one.text for one in done] == [f"QUESTION {number}" for number in range(60)]
     assert len(api.met) > 5
     # Every fault that was met is a fault that is told, and none twice.
@@ -226,30 +228,27 @@ def test_a_text_that_no_file_can_hold_is_mended(api: FakeApi, make: Make) -> Non
 
 
 @pytest.mark.fault
-@pytest.mark.parametrize("kind", ["stall", "drip"])
-def test_J5_a_call_ends_with_its_deadline_however_the_service_holds_it(
-    kind: str, api: FakeApi, make: Make
+def test_J5_calls_end_with_their_deadline_however_the_service_holds_them(
+    api: FakeApi, make: Make
 ) -> None:
     # The pieces of a dripping answer come far faster than any socket's time-out.
     api.answer = lambda _: "Yes. " * 2000
-    api.faults = [Fault(kind)]
-    engine = make(deadline=3.0)
-    done = ask(engine)
-    assert (done.finish, done.faults) == (FinishReason.ERROR, ("timeout",))
-    assert done.error == "timeout: the service gave no answer within 3 s"
+    # Three calls at once; the one that is refused is tried again, and then it is silent, too.
+    api.faults = [Fault("stall"), Fault("drip"), Fault("server_error"), Fault("stall")]
+    engine = make(deadline=10.0)
+    done = engine.generate([request(str(number)) for number in range(3)])
+    assert {one.finish for one in done} == {FinishReason.ERROR}
+    silent, dripping, tried_again = sorted(done, key=lambda one: len(one.faults))
+    assert silent.faults == dripping.faults == ("timeout",)
+    assert silent.error == dripping.error == "timeout: the service gave no answer within 10 s"
+    # A deadline counts all attempts, and tells what came before.
+    assert tried_again.faults == ("server", "timeout")
+    assert tried_again.error == f"{silent.error}; before that: server"
     # And the next call finds the engine as it was, on a connection of its own.
     assert ask(engine).finish is FinishReason.STOP
-    assert len(set(api.ports)) == len(api.requests) == 2
-
-
-@pytest.mark.fault
-def test_J5_a_deadline_counts_all_attempts_and_tells_what_came_before(
-    api: FakeApi, make: Make
-) -> None:
-    api.faults = [Fault("server_error"), Fault("stall")]
-    done = ask(make(deadline=3.0))
-    assert done.faults == ("server", "timeout")
-    assert done.error.endswith("within 3 s; before that: server")
+    *older, last = api.ports
+    assert len(older) == 4
+    assert last not in older
 
 
 @pytest.mark.fault
@@ -264,19 +263,29 @@ def test_a_service_that_is_not_there_is_a_connection_that_failed(make: Make) -> 
 
 @pytest.mark.fault
 def test_J10_after_a_broken_connection_no_older_one_is_used_again(api: FakeApi, make: Make) -> None:
-    api.hold = 0.05
+    together = Barrier(3)
+
+    def batch() -> set[int]:
+        """Three calls that are all in work at one moment; the ports of their connections."""
+
+        def answer(_: object) -> str:
+            together.wait(timeout=60)
+            return SAID
+
+        api.answer = answer
+        api.ports.clear()
+        engine.generate([request(str(number)) for number in range(3)])
+        api.answer = lambda _: SAID
+        return set(api.ports)
+
     engine = make(concurrency=3)
-    batch = [request(str(number)) for number in range(3)]
-    engine.generate(batch)
-    older = set(api.ports)
-    engine.generate(batch)
+    older = batch()
+    assert len(older) == 3
     # Connections are kept and used again as long as they work.
-    assert set(api.ports) == older
+    assert batch() == older
     api.faults = [Fault("drop")]
     assert ask(engine).faults == ("connection",)
-    api.ports.clear()
-    engine.generate(batch)
-    assert not set(api.ports) & older
+    assert not batch() & older
 
 
 # --- rate limits ----------------------------------------------------------------------------------
@@ -300,19 +309,50 @@ def test_what_one_call_is_told_holds_the_others_back(api: FakeApi, make: Make) -
     engine.generate([request(str(number)) for number in range(3)])
     assert min(api.times[1:]) - api.times[0] >= 0.5
     api.times.clear()
-    api.faults, api.hold = [Fault("too_many", "0.5")], 0.1
+    api.faults, api.hold = [Fault("too_many", "0.8")], 0.2
     done = make(concurrency=2).generate([request(str(number)) for number in range(4)])
     assert [one.finish for one in done] == [FinishReason.STOP] * 4
-    # Two went out before anybody knew; of the rest none came before the time.
-    assert sum(moment - api.times[0] < 0.5 for moment in api.times) <= 2
+    # Two go out before anybody knows, on a busy machine a third; of the rest none before the time.
+    assert len(api.times) == 5
+    assert sum(moment - api.times[0] < 0.8 for moment in api.times) <= 3
 
 
 @pytest.mark.fault
 def test_a_wait_beyond_the_deadline_is_not_begun(api: FakeApi, make: Make) -> None:
     api.faults = [Fault("too_many", "86400")]
     done = ask(make())
-    assert done.error == "rate_limit: HTTP 429: Rate limit reached"
+    assert done.faults == ("rate_limit",)
+    assert done.error == (
+        "rate_limit: HTTP 429: Rate limit reached; a wait of 86400 s would outlast the call's "
+        "deadline"
+    )
     assert len(api.requests) == 1
+
+
+@pytest.mark.fault
+def test_J5_no_reply_holds_the_other_calls_for_longer_than_half_their_deadline(
+    api: FakeApi, make: Make
+) -> None:
+    api.faults = [Fault("too_many", "Fri, 31 Dec 2199 23:59:59 GMT")]
+    engine = make(deadline=8.0)
+    assert ask(engine).faults == ("rate_limit",)
+    assert ask(engine).finish is FinishReason.STOP
+    first, second = api.times
+    assert second - first >= 3.9
+
+
+def test_a_call_that_has_no_time_to_wait_says_so_and_is_not_tried_again() -> None:
+    pause = Pause(deadline=10.0)
+    assert pause.left(now=0.0, ends=10.0) == 0.0
+    pause.ask(4.0, now=3.0)
+    pause.ask(1.0, now=3.0)
+    assert pause.left(now=5.0, ends=8.0) == 2.0
+    with pytest.raises(ApiError) as refused:
+        pause.left(now=5.0, ends=7.0)
+    assert (refused.value.fault, refused.value.passes) == (ApiFault.RATE_LIMIT, False)
+    assert "a wait of 2 s would outlast" in refused.value.reason
+    # Once the time is over nobody waits, however little is left.
+    assert pause.left(now=7.0, ends=7.0) == 0.0
 
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -369,6 +409,14 @@ def test_any_reply_is_an_answer_or_a_fault(document: Any) -> None:
         assert answer.cost >= 0
 
 
+@pytest.mark.parametrize("number", [10**400, 2**53, -1, 1e308, float("inf"), float("nan"), True])
+def test_a_number_that_is_no_count_and_no_cost_is_none(number: float) -> None:
+    choice = {"message": {"content": "Yes"}, "finish_reason": "stop"}
+    usage = dict.fromkeys(("prompt_tokens", "completion_tokens", "cost"), number)
+    answer = read_answer(json.dumps({"choices": [choice], "usage": usage}))
+    assert (answer.prompt_tokens, answer.sampled_tokens, answer.cost) == (0, 0, 0.0)
+
+
 @given(st.text())
 def test_any_text_is_an_answer_or_a_fault(body: str) -> None:
     with pytest.raises(ApiError):
@@ -410,6 +458,16 @@ def test_the_key_is_nowhere_but_in_the_header(
     for text in shown:
         assert KEY not in text
         assert wrong not in text
+
+
+@pytest.mark.fault
+def test_a_key_that_is_spelled_in_another_way_is_hidden_in_the_answer(
+    api: FakeApi, make: Make
+) -> None:
+    api.answer = lambda _: f"Yes, {KEY}."
+    api.faults = [Fault("escaped")]
+    assert ask(make()).text == "Yes, [key]."
+    assert api.met == ["escaped"]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import json
 import pickle
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,7 @@ from tests.api_server import KEY, MODEL, FakeApi, Fault, serving, world_answer
 from tests.runs import words, write_world
 
 JUDGE = "judge_rollout"
+LIMIT = "judge_rollout.rollout.response_length"
 ASKED = LlmJudgeSettings(with_history=False)
 SAMPLING = SamplingParams(temperature=0.7, top_k=20, max_tokens=50)
 QUICK = JudgePoolSettings(deadline=120.0, backoff=0.001, max_batch=4, max_outstanding=16)
@@ -72,7 +73,8 @@ def judges(api: FakeApi) -> Iterator[list[LlmJudge]]:
     with ExitStack() as open_engines:
         out: list[LlmJudge] = []
         for _ in range(2):
-            settings = ApiSettings(MODEL, deadline=60.0, concurrency=8, backoff=0.001)
+            quick = {"backoff": 0.001, "max_backoff": 0.01, "max_attempts": 20}
+            settings = ApiSettings(MODEL, deadline=60.0, concurrency=8, **quick)
             engine = ApiTextEngine(Endpoint(api.url, KEY), settings)
             open_engines.callback(engine.close)
             out.append(LlmJudge(engine, ASKED))
@@ -144,6 +146,27 @@ def test_J1_what_the_service_withholds_is_an_error_with_its_reason_and_the_other
     }
     assert Counter(reply.reason for reply in failed) == Counter(reasons[k] for k in api.met)
     assert pool.stats().failures == Counter(reply.reason for reply in failed)
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize(
+    ("kind", "temperature"),
+    [
+        *(dict.fromkeys(("server_error", "too_many", "drop", "html", "forbidden"), 0.0).items()),
+        *(dict.fromkeys(("filtered", "empty_content"), 0.7).items()),
+    ],
+)
+def test_R15_a_service_that_was_out_does_not_change_what_a_greedy_judge_is_asked(
+    kind: str, temperature: float, api: FakeApi, world: World
+) -> None:
+    api.faults = [Fault(kind)]
+    settings = ApiSettings(MODEL, deadline=60.0, max_attempts=1)
+    with closing(ApiTextEngine(Endpoint(api.url, KEY), settings)) as engine:
+        (reply,), pool = ask_all([LlmJudge(engine, ASKED)], questions(world, 1))
+    assert reply.verdict in (Verdict.YES, Verdict.NO)
+    assert pool.stats().retries == 1
+    # What the model itself gave no answer to is drawn anew.
+    assert [body["temperature"] for body in api.requests] == [0.0, temperature]
 
 
 @pytest.mark.fault
@@ -257,7 +280,7 @@ def test_a_service_that_does_not_answer_is_refused_with_its_own_reason(
     api.faults = [Fault(kind)] * 9
     settings = ApiSettings(MODEL, backoff=0.001)
     with pytest.raises(UserError) as refused:
-        probe_service(settings, SAMPLING, JUDGE)
+        probe_service(settings, SAMPLING, JUDGE, LIMIT)
     text = str(refused.value)
     assert text.startswith(f"The service at {api.url.split('/')[2]} does not answer for the model ")
     assert said in text
@@ -267,12 +290,29 @@ def test_a_service_that_does_not_answer_is_refused_with_its_own_reason(
 @pytest.mark.fault
 def test_a_service_that_answers_in_the_end_is_taken_after_one_cheap_call(api: FakeApi) -> None:
     api.faults = [Fault("unavailable"), Fault("garbled")]
-    probe_service(ApiSettings(MODEL, backoff=0.001), SAMPLING, JUDGE)
+    probe_service(ApiSettings(MODEL, backoff=0.001), SAMPLING, JUDGE, LIMIT)
     assert len(api.requests) == 3
     last = api.requests[-1]
     # It says all that a request of the run may say, so that nothing is refused later.
     assert (last["max_tokens"], last["temperature"], last["top_k"]) == (50, 0.7, 20)
     assert len(json.dumps(last["messages"])) < 100
+
+
+@pytest.mark.fault
+def test_a_model_that_thinks_until_its_tokens_are_spent_is_refused_at_the_start(
+    api: FakeApi,
+) -> None:
+    api.faults = [Fault("thought_only")]
+    with pytest.raises(UserError) as refused:
+        probe_service(ApiSettings(MODEL), SAMPLING, JUDGE, LIMIT)
+    text = str(refused.value)
+    assert "spends all 50 tokens of an answer before its text begins" in text
+    assert "judge_rollout.model.api_extra_body" in text
+    assert text.endswith(f"raise the limit {LIMIT}.")
+    assert "\n" not in text
+    # A word that is merely cut off after its beginning is one.
+    api.faults = [Fault("cut")]
+    probe_service(ApiSettings(MODEL), SAMPLING, JUDGE, LIMIT)
 
 
 def run_words(folder: Path, *more: str) -> list[str]:

@@ -54,8 +54,9 @@ def games(
     """Games of one task, all at once, and what the player counted."""
 
     async def main() -> tuple[Sequence[Trajectory], dict[str, float]]:
-        quick = {"deadline": 60.0, "concurrency": 4, "backoff": 0.001} | more
-        client = ApiClient(Endpoint(api.url, KEY), ApiSettings(PLAYER, **quick))
+        quick = {"concurrency": 4, "backoff": 0.001, "max_backoff": 0.01, "max_attempts": 20}
+        settled = ApiSettings(PLAYER, deadline=60.0, **quick | more)
+        client = ApiClient(Endpoint(api.url, KEY), settled)
         player = ApiPlayer(client, encode)
         driver = RolloutDriver(
             NoEngine(),
@@ -146,9 +147,27 @@ def test_a_call_without_an_answer_ends_its_game_and_no_other(api: FakeApi) -> No
 
 
 @pytest.mark.fault
-def test_an_evaluation_ends_when_too_many_calls_have_no_answer(api: FakeApi) -> None:
+@pytest.mark.parametrize("failed", [2, 3])
+def test_an_evaluation_ends_when_too_many_games_have_no_outcome_however_few_the_calls(
+    failed: int, api: FakeApi
+) -> None:
+    # Of 60 calls the first two or three fail, and with each of them a game.
+    api.faults = [Fault("no_money")] * failed
+    if failed == 3:
+        with pytest.raises(EngineFailure, match=r"^3 of 20 games ended because .*: HTTP 402: I"):
+            games(api, 20)
+    else:
+        played, _ = games(api, 20)
+        assert sum(game.stop is StopReason.ENGINE_FAILED for game in played) == 2
+    api.faults = [Fault("no_money")] * 19
+    played, _ = games(api, 19)
+    assert {game.stop for game in played} == {StopReason.ENGINE_FAILED}
+
+
+@pytest.mark.fault
+def test_the_share_of_failed_games_is_taken_over_all_that_have_begun(api: FakeApi) -> None:
     api.chaos, api.kinds = 1.0, ("no_money",)
-    with pytest.raises(EngineFailure, match=r"^20 of 20 calls of the policy's API .*: HTTP 402: I"):
+    with pytest.raises(EngineFailure, match=r"^4 of 30 games ended because .*more than .* 10%"):
         games(api, 30)
 
 
@@ -225,12 +244,14 @@ def test_U2_a_key_or_model_that_is_wrong_ends_the_evaluation_at_its_start(
 
     monkeypatch.setattr(app, "ray_session", reached)
     monkeypatch.setattr(app, "exit_on_sigterm", lambda: None)
-    api.faults = [Fault("no_model")]
+    api.faults = [Fault("no_model"), Fault("thought_only")]
+    assert train.main(evaluation(tmp_path)) == 2
     assert train.main(evaluation(tmp_path)) == 2
     monkeypatch.delenv("OPENAI_API_KEY")
     assert train.main(evaluation(tmp_path)) == 2
-    first, second = capsys.readouterr().err.strip().splitlines()
+    first, thinks, second = capsys.readouterr().err.strip().splitlines()
     assert "does not answer for the model stand-in/player (HTTP 404: The model" in first
     assert "actor_rollout_ref.model.api_model_name" in first
+    assert "raise the limit data.max_response_length" in thinks
     assert "OPENAI_API_KEY is not set" in second
     assert not (tmp_path / "run" / "plan.txt").exists()

@@ -300,7 +300,7 @@ def test_a_question_is_told_from_advice(text: str, mood: str) -> None:
 def test_sentences_are_few_and_words_are_plain() -> None:
     assert len(sentences("Yes. " * 500)) <= 30
     (sentence,) = sentences("It\u2019s the Wi-Fi\u2026 isn\u2019t it")
-    assert sentence.words == ("it", "the", "wifi", "is", "not", "it")
+    assert sentence.words == ("it", "the", "wifi", ",", "is", "not", "it")
 
 
 def test_a_single_remark_besides_is_no_list() -> None:
@@ -441,6 +441,13 @@ def test_J1_a_judge_failure_is_an_error_and_costs_nothing() -> None:
     assert (outcome.verdict, outcome.diagnostics) == (Verdict.ERROR, ("judge_failed",))
     assert (env.state_key(), env.progress()) == before
     assert env.judge_request(env.parse("Hello.")).history == ()
+
+
+def test_J1_a_game_whose_last_turn_no_judge_answered_has_no_score() -> None:
+    env = game(max_turns=2)
+    send(env, "Do you hear any noise?")
+    outcome = send(env, "What is on the display?", JudgeReply(Verdict.ERROR, reason="no answer"))
+    assert (outcome.verdict, outcome.done, outcome.score) == (Verdict.ERROR, True, None)
 
 
 def test_the_order_of_the_facts_does_not_change_the_state() -> None:

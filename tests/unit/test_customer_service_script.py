@@ -34,7 +34,7 @@ def test_J14_a_reply_is_read_however_it_is_marked_up() -> None:
         "I think so.\n<answer>Goal reached</answer>",
         "<answer>**Goal reached!**</answer>",
         '<answer>"Goal reached."</answer>',
-        "<think>hm</think><ANSWER>Yes, that was it! Goal reached.</ANSWER>",
+        "<think>hm</think><ANSWER>goal-reached.</ANSWER>",
         "<answer>Goal reached",
     ):
         assert read(text, True, True).verdict is Verdict.WIN, text
@@ -42,6 +42,7 @@ def test_J14_a_reply_is_read_however_it_is_marked_up() -> None:
     for text in ("a <answer> It beeps.\n</answer>", "<answer>It beeps.</answer> Bye"):
         assert read(text, True, True).text == "It beeps."
     assert read("It beeps. It al", False, False).text == "It beeps."
+    assert read("Goal reached. N", False, False).verdict is Verdict.ERROR
 
 
 @pytest.mark.parametrize(
@@ -53,6 +54,7 @@ def test_J14_a_reply_is_read_however_it_is_marked_up() -> None:
         "<think>The filter",
         "<answer>You only said goal reached yourself.</answer>",
         "<answer>The goal-reached phrase is not yours.</answer>",
+        "<answer>Yes, that was it! Goal reached.</answer>",
     ],
 )
 def test_J14_what_is_no_reply_is_a_failure_of_the_judge(text: str) -> None:

@@ -17,6 +17,7 @@ from delta_belief_rl.eval.benchmarks import BENCHMARKS
 from delta_belief_rl.eval.cells import Cell, Player, make_cell
 from delta_belief_rl.eval.eval_page import document, to_html
 from delta_belief_rl.eval.eval_text import eval_text, main_rows
+from delta_belief_rl.eval.metrics import summarise
 from delta_belief_rl.eval.published_results import (
     Comparison,
     compare,
@@ -185,6 +186,39 @@ def test_J3_a_failed_game_gets_no_grade_and_an_environment_without_grades_has_no
     assert cell().mean_score is None
 
 
+def test_a_full_game_without_a_grade_counts_as_nothing_where_games_are_graded() -> None:
+    dog, cat = task("dog"), task("cat")
+    full_game = replace(game(cat, 0, 3), stop=StopReason.CONTEXT_FULL)
+    graded = game(dog, 0, 3, score=0.5)
+    played = [
+        Group(dog, (graded, game(dog, 1, 3, failed=True))),
+        Group(cat, (full_game, replace(graded, task=cat, game=1))),
+    ]
+    found = cell(played).mean_score
+    assert found is not None
+    assert found.value == pytest.approx((0.5 + 0.0 + 0.5) / 3)
+    assert summarise(played, draws=10)["val-core/mean_score"] == pytest.approx(1 / 3)
+
+
+def test_a_game_that_failed_after_a_budget_is_known_for_it() -> None:
+    """Two of four games are won in turn 3; the others fail in turns 30 and 2."""
+    dog = task("dog")
+    late, early = game(dog, 2, 30, failed=True), game(dog, 3, 2, failed=True)
+    played = [Group(dog, (game(dog, 0, 3, won=True), game(dog, 1, 3, won=True), late, early))]
+    for rule in (cell(played).compatible, cell(played).strict):
+        assert rule.rate.value == 1.0
+        assert [rule.by_turn[t] for t in (0, 1, 2)] == [0.0, 0.0, 0.0]
+        assert [rule.by_turn[t] for t in (3, 20, 29)] == pytest.approx([2 / 3] * 3)
+        assert [rule.by_turn[t] for t in (30, T)] == [1.0, 1.0]
+        assert list(rule.by_turn) == sorted(rule.by_turn)
+        assert rule.budgets[20].value == pytest.approx(2 / 3)
+        assert rule.budgets[T].value == rule.rate.value
+    # The engine's failure leaves the turns before it as they are.
+    stopped = replace(game(dog, 2, 20), stop=StopReason.ENGINE_FAILED)
+    found = cell([Group(dog, (game(dog, 0, 3, won=True), stopped))]).strict
+    assert (found.by_turn[20], found.by_turn[21]) == (0.5, 1.0)
+
+
 # --- what is shown ------------------------------------------------------------------------------
 
 
@@ -233,6 +267,7 @@ PLAYED = (
     "judge_rollout.model.path=Qwen/Qwen3-14B",
     "multi_turn.val.n=8",
     "multi_turn.max_turns.val=20",
+    "judge_rollout.parser=published",
 )
 CIA = Player("CIA-4B", "iaa01/CIA-4B")
 
@@ -267,6 +302,7 @@ def test_a_difference_is_told_where_every_condition_is_the_same() -> None:
     assert gain.ours is None
     assert gain.difference is None
     assert [c.name for c in gain.differs] == ["turns"]
+    assert {"games", "temperature", "tasks", "judge"} <= {c.name for c in gain.unknown}
 
 
 @pytest.mark.parametrize(
@@ -278,6 +314,9 @@ def test_a_difference_is_told_where_every_condition_is_the_same() -> None:
         (("multi_turn.max_turns.val=30",), "turns"),
         (("data.val_files=[mine.parquet]",), "tasks"),
         (("multi_turn.logprob_sampling.enabled=true", "actor_rollout_ref.rollout.n=8"), "best_of"),
+        (("judge_rollout.parser=grammar",), "parser"),
+        (("multi_turn.candidate_lists=refuse",), "candidate_lists"),
+        (("multi_turn.duplicates=code",), "duplicates"),
     ],
 )
 def test_no_claim_is_made_where_a_condition_differs(words: tuple[str, ...], name: str) -> None:
@@ -296,8 +335,32 @@ def test_no_claim_is_made_where_a_condition_was_not_published_or_the_model_is_an
     assert "not published: model" in comparison_text([starpo])
 
 
+def test_nothing_is_claimed_beside_rows_whose_source_does_not_say_how_they_were_played() -> None:
+    best = ("multi_turn.logprob_sampling.enabled=true", "actor_rollout_ref.rollout.n=8")
+    model = Player("m", "Klingspor/Qwen3-4B-SFT")
+    rows = [
+        *compare([full(model, *best)]),
+        *compare([full(Player("q", "Qwen/Qwen3-8B"))]),
+        *compare([full(model, "multi_turn.max_turns.val=50")]),
+    ]
+    unsaid = [
+        row
+        for row in rows
+        if row.published.conditions["best_of"] == 8
+        or row.published.model == "Qwen3-8B"
+        or row.published.measure == "gain_20_50"
+    ]
+    # Three of best-of-8, the plain number of the 8B model and six gains, beside three cells.
+    assert len(unsaid) == 3 * (3 + 1 + 6)
+    for row in unsaid:
+        assert row.difference is None
+        names = {condition.name for condition in row.unknown}
+        assert {"tasks", "judge", "secrets", "games", "temperature", "win_rule", "parser"} <= names
+        assert ("turns" in names) == (row.published.measure != "gain_20_50")
+
+
 def test_fewer_secrets_or_games_are_another_condition() -> None:
-    found = of(compare([cell(None, *PLAYED[:2], player=CIA)]), "CIA-4B", "mean")
+    found = of(compare([cell(None, *PLAYED[:2], PLAYED[-1], player=CIA)]), "CIA-4B", "mean")
     assert {c.name for c in found.differs} == {"secrets", "games", "turns"}
 
 
@@ -331,7 +394,8 @@ def test_the_published_numbers_are_complete_and_those_of_known_benchmarks() -> N
     "name", ["twenty_questions", "guess_my_city", "murder_mystery", "customer_service"]
 )
 def test_a_benchmark_is_played_as_the_published_one_unless_it_is_told_otherwise(name: str) -> None:
-    cfg, _ = load_config(BENCHMARKS[name].words())
+    # The parser is this project's own unless it is named: it tells failures from answers.
+    cfg, _ = load_config([*BENCHMARKS[name].words(), "judge_rollout.parser=published"])
     wanted: dict[str, Any] = {**published_conditions(name)}
     del wanted["secrets"]
     made = make_cell(name, CIA, cfg, "out/x", RECORD, groups()).conditions

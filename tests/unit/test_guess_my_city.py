@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -117,7 +118,8 @@ def test_facts_agree_with_each_other() -> None:
         if "capital" in city.tags:
             capitals.setdefault(city.country.name, []).append(city.name)
         if "landlocked" in city.country.tags:
-            assert "sea" not in city.nature, city.name
+            # The Caspian Sea reaches no ocean.
+            assert city.nature.get("sea") in (None, "Caspian Sea"), city.name
         if "beach" in city.tags:
             assert "sea" in city.nature or "lake" in city.nature, city.name
         assert city.rank <= 10
@@ -297,6 +299,98 @@ def test_names_that_a_judge_lets_slip_are_withheld() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("city", "said", "heard"),
+    [
+        ("Fez", "Fez has a medina.", "@ has a medina."),
+        ("Fez", "fez has a medina.", "@ has a medina."),
+        ("Fez", "Men there wear a fez.", "Men there wear a fez."),
+        ("New York", "It is in the USA; let us go.", "It is in the @; let us go."),
+        ("New York", "US-based firms of America", "@-based firms of @"),
+        ("New York", "It is in North America.", "It is in North America."),
+        ("Los Angeles", "La Brea is in LA.", "La Brea is in @."),
+        ("Paris", "Paris-based firms", "@-based firms"),
+        ("Paris", "Paris/Seine", "@/Seine"),
+        ("Paris", "**Paris** lies on the *Seine*", "**@** lies on the *Seine*"),
+        ("Paris", "A Parisian cafe, Parisians, French food", "A @ cafe, @, @ food"),
+        ("Paris", "a parish near the church", "a parish near the church"),
+        ("Rome", "The Romans built it.", "The @ built it."),
+        ("Nice", "Nice has nice beaches", "@ has nice beaches"),
+    ],
+)
+def test_J12_whatever_form_of_a_name_slips_is_withheld(city: str, said: str, heard: str) -> None:
+    assert withhold(said, "What is there?", task_of(ATLAS.cities[city])) == heard.replace(
+        "@", WITHHELD
+    )
+
+
+def test_J12_names_are_withheld_of_a_city_that_the_data_lack() -> None:
+    task = Task("t", data.SOURCE, "Surat, India", ())
+    said = withhold("Surat-based mills of India; Indian tea.", "What is there?", task)
+    assert said == f"{WITHHELD}-based mills of {WITHHELD}; {WITHHELD} tea."
+
+
+def test_nothing_of_what_the_rule_judge_says_is_withheld() -> None:
+    asked = ("What is it known for?", "What do people eat?", "What do the people live on?")
+    for city, question in product(CITIES, asked):
+        task = task_of(city)
+        said = CityJudge().answer([JudgeRequest(task, question)])[0].text
+        assert withhold(said, question, task) == said
+
+
+LACKING = (
+    *("Surat, India", "Nashik, India", "Santa Cruz de la Sierra, Bolivia", "Male, Maldives"),
+    *("Da Nang, Vietnam", "Cork, Ireland", "Quezon City, Philippines", "El Paso, USA"),
+    *("Rome, Italy", "Oslo, Norway", "Fez, Morocco", "Lima, Peru"),
+)
+"""Secrets of the published kind; the data have no entry for the first eight."""
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        *(
+            "{n} in {c}. ",
+            "{n}, {c}. ",
+            "{n}.\n",
+            "is it {n}. ",
+            "my guess is {n}. ",
+            "{n} it is. ",
+        ),
+        *("{n} is my guess. ", "- {n} ({c})\n", "the city of {n}, {c}\n", "hm, {n}, maybe. "),
+        *("{n} which is in {c}. ", "so {n}, {c}, right. ", "I think it's {n}. ", "{n}! "),
+        "{n} in the country of {c} in the country of {c} in the country of {c}. ",
+    ],
+)
+@pytest.mark.parametrize("lower", [False, True])
+def test_J12_a_list_of_sentences_wins_for_at_most_one_of_its_cities(form: str, lower: bool) -> None:
+    pairs = [secret.rsplit(", ", 1) for secret in LACKING]
+    text = "".join(form.format(n=name, c=country) for name, country in pairs)
+    text = text.lower() if lower else text
+    wins = [secret for secret in LACKING if read_action(text, secret, ()).strict]
+    assert wins == []
+    known = LACKING[:8]
+    text = "".join(form.format(n=name, c=country) for name, country in pairs[:8])
+    text = text.lower() if lower else text
+    wins = [secret for secret in known if read_action(text, secret, ()).strict]
+    # "is it warm. is it surat." may be a remark and a guess: the last sentence is the guess.
+    may_win = lower and form in ("is it {n}. ", "I think it's {n}. ")
+    assert wins in ([], [known[-1]] if may_win else [])
+
+
+@pytest.mark.parametrize("secret", LACKING)
+def test_J12_one_guess_wins_beside_sentences_that_say_something(secret: str) -> None:
+    name, country = secret.rsplit(", ", 1)
+    for form in (
+        "Is it {n}, {c}?",
+        "{n} in {c}",
+        "{n}, {c}, is my guess.",
+        "It lies inland, and the food is spicy. Is it {n}, {c}?",
+        "Is the city {n}, {c}? It seems to fit.",
+    ):
+        assert read_action(form.format(n=name, c=country), secret, ()).strict, form
+
+
 def test_the_question_tag_is_read_where_it_is_asked_for() -> None:
     env = game(question_tag=True)
     assert env.parse("It may be old. <question>Is it old?</question>").question == "Is it old?"
@@ -403,8 +497,8 @@ def test_the_prompt_holds_the_rules_first_and_the_new_action_last() -> None:
         ("So. <answer>It is old.</answer>", True, True, Verdict.OTHER, "It is old."),
         ("<answer>It is old.", True, True, Verdict.OTHER, "It is old."),
         ("<answer>It is ol", True, False, Verdict.ERROR, ""),
-        ("<ANSWER> **Goal reached!** </ANSWER>", True, True, Verdict.WIN, ""),
-        ("<answer>Goal reached. Well done</answer>", True, True, Verdict.WIN, ""),
+        ("<ANSWER> **Goal reached!** </ANSWER>", True, True, Verdict.WIN, "Goal reached."),
+        ("<answer>Goal reached. Well done</answer>", True, True, Verdict.ERROR, ""),
         ("<answer>notvalid</answer>", True, True, Verdict.INVALID, ""),
         ("<answer>Not valid.</answer>", True, True, Verdict.INVALID, ""),
         ("<answer>A</answer> or <answer>No. B</answer>", True, True, Verdict.OTHER, "No. B"),
@@ -474,9 +568,11 @@ def test_the_game_in_the_manual_is_played_as_it_stands_there() -> None:
     page = (ROOT / "docs" / "guess_my_city.md").read_text(encoding="utf-8")
     rows = page.partition("## A game")[2].split("|---|---|---|\n")[1].strip().splitlines()
     env = game("Hamburg", win_rule="strict")
+    won = False
     for row in rows:
         action, reply, verdict = (cell.strip() for cell in row.strip("|").split("|"))
         outcome = play(env, action)
         assert (outcome.reply, outcome.verdict) == (reply, verdict)
-    assert outcome.strict_win
+        won = outcome.strict_win
+    assert won
     assert f"{len(CITIES)} cities of {len({c.country.name for c in CITIES})} countries" in page

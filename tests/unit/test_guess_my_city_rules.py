@@ -156,6 +156,21 @@ def questions() -> dict[str, list[str]]:
         ("Lyon", "Is it Paris, Texas?", "No. A hint: it is known for"),
         ("Paris", "Is it Xanadu, Mongolia?", "No. A hint: it is known for"),
         ("Paris", "Is it Lyon or Rome?", NOTICES["multiple_bets"]),
+        ("Hamburg", "Is it Hamburg, Texas?", "No. A hint: it is known for"),
+        ("Singapore", "Is it in Singapore?", "Yes."),
+        ("Baku", "Is it in a landlocked country?", "Yes."),
+        ("Baku", "Does the country have a coastline?", "Yes."),
+        ("Vienna", "Does the country have a coastline?", "No."),
+        ("Lisbon", "Does the country have a coastline?", "Yes."),
+        ("Lisbon", "Isn't the country landlocked?", "Its country is not landlocked."),
+        ("Abuja", "Is it one of the largest cities in the country?", "Yes."),
+        ("Milan", "Is it a regional capital?", "Yes."),
+        ("Antwerp", "Is it a provincial capital?", "Yes."),
+        ("Guayaquil", "Is it a provincial capital?", "Yes."),
+        ("Nice", "Is it a regional capital?", "No."),
+        ("Kigali", "Is there a UNESCO World Heritage Site?", "Yes."),
+        ("Phnom Penh", "Is there a UNESCO World Heritage Site?", "Yes."),
+        ("Ankara", "Is there a UNESCO World Heritage Site?", "Yes."),
         ("Paris", "Is it old? Is it big?", NOTICES["multiple_questions"]),
     ],
 )
@@ -174,6 +189,37 @@ def test_J13_questions_in_other_words_get_the_same_answer(city: str) -> None:
         replies = {ask(city, question).text for question in group}
         assert len(replies) == 1, (name, {q: ask(city, q).text for q in group})
         assert replies != {UNKNOWN}, name
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        "Is it Hamburg, a city of northern Germany?",
+        "The city is Hamburg, because of its harbour",
+        "Is it Hamburg, not Bremen?",
+        "Is it Hamburg and Bremen?",
+        "Is it not Hamburg?",
+        "Is it near Hamburg?",
+        "I would say that all this speaks for Hamburg",
+    ],
+)
+def test_J12_who_names_the_right_city_beside_a_guess_is_asked_to_name_it_alone(action: str) -> None:
+    assert ask("Hamburg", action) == JudgeReply(Verdict.OTHER, NOTICES["name_city"])
+    assert ask("Oslo", action).text != NOTICES["name_city"]
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        "Is it Hamburg and Munich?",
+        "Hamburg, Munich, Berlin, Oslo",
+        "Is it Hamburg or Oslo?",
+        "Surat in India. Hamburg in Germany. Bhopal in India.",
+        "Is it Hamburg? Is it Oslo?",
+    ],
+)
+def test_J12_the_reply_to_a_list_does_not_tell_whether_the_city_is_in_it(action: str) -> None:
+    assert ask("Hamburg", action) == ask("Lima", action)
 
 
 def check_replies(cities: Iterable[City], every: Iterable[str]) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from delta_belief_rl.envs.base import JudgeReply, JudgeRequest, Outcome
 from delta_belief_rl.envs.check import check_env
+from delta_belief_rl.envs.goal_phrase import has_goal_phrase
 from delta_belief_rl.envs.murder_mystery.actions import read_action
 from delta_belief_rl.envs.murder_mystery.data import (
     DATA_DIR,
@@ -349,7 +350,8 @@ def test_J12_any_text_is_read_and_only_one_sole_culprit_wins(text: str) -> None:
     assert bool(reading.accused) == (reading.kind == "accuse")
     reply = ask(JudgeRequest(task_of(case()), text or "x"))
     assert reply.text
-    assert (reply.verdict is Verdict.WIN) == (reading.accused == ("Tobias Finch",))
+    alone = reading.accused == ("Tobias Finch",) and not has_goal_phrase(text)
+    assert (reply.verdict is Verdict.WIN) == alone
 
 
 # --- judge ------------------------------------------------------------------------------------

@@ -15,7 +15,13 @@ from delta_belief_rl.envs.murder_mystery.game import MurderMystery, MurderMyster
 from delta_belief_rl.envs.murder_mystery.published import published_case
 from delta_belief_rl.envs.parquet import read_parquet
 from delta_belief_rl.judge.llm_judge import LlmJudge
-from delta_belief_rl.judge.murder_mystery.script import PARSERS, case_file, messages, parse_reply
+from delta_belief_rl.judge.murder_mystery.script import (
+    INVALID_TEXT,
+    PARSERS,
+    case_file,
+    messages,
+    parse_reply,
+)
 from delta_belief_rl.types import Message, Task, Verdict
 
 PUBLISHED = (
@@ -151,6 +157,18 @@ def test_the_prompt_of_an_unknown_case_has_its_solution() -> None:
             Verdict.INVALID,
             "name one thing.",
         ),
+        ("**Invalid** - one thing.", False, True, Verdict.INVALID, "one thing."),
+        ("Invalid action. One thing.", False, True, Verdict.INVALID, "One thing."),
+        ("Invalid", False, True, Verdict.INVALID, INVALID_TEXT),
+        (
+            "Invalid passport of Dahl lies in the drawer.",
+            False,
+            True,
+            Verdict.OTHER,
+            "Invalid passport of Dahl lies in the drawer.",
+        ),
+        ("Invalid-looking papers.", False, True, Verdict.OTHER, "Invalid-looking papers."),
+        ("<answer>Goal reached", True, False, Verdict.ERROR, ""),
         ("The goal has not been reached.", False, True, Verdict.OTHER, None),
         ("He shouts goal reached and laughs.", False, True, Verdict.ERROR, ""),
         ("", False, True, Verdict.ERROR, ""),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,7 +10,6 @@ from pathlib import Path
 import pytest
 import training_fakes as fakes
 
-from delta_belief_rl.config.compose import load_config
 from delta_belief_rl.obs.disk import DiskRefused
 from delta_belief_rl.trainer import checkpoint, pending
 from delta_belief_rl.trainer.pending import Key
@@ -144,12 +142,3 @@ def test_R5_a_kill_at_any_write_leaves_whole_games_or_none(
 def test_a_disk_that_is_full_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(DiskRefused, match=r"The games of step 6 could not be written"):
         keep(tmp_path / ("x" * 300))
-
-
-def test_settings_of_the_update_do_not_cost_the_games() -> None:
-    def digest(*more: str) -> str:
-        return pending.settings_digest(load_config(["experiment=quickstart", *more])[0])
-
-    assert digest("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1") == digest()
-    for setting in ("multi_turn.max_turns.train=3", "seed=9", "data.max_response_length=7"):
-        assert digest(setting) != digest(), json.dumps(setting)

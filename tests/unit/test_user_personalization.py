@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from delta_belief_rl.engines.base import FinishReason
@@ -188,6 +188,7 @@ def test_a_file_of_the_form_is_read(tmp_path: Path) -> None:
         ("  about: dinner\n", "  about: []\n", "holds no phrases"),
         ('  more:\n    work: "I teach."\n', "  more: none\n", "is no mapping"),
         ("  needs:\n", "  needs: [\n", "not valid YAML"),
+        ('little time"', 'lessons to teach"', "has 'teach' of the fact 'work'"),
     ],
 )
 def test_U2_a_mistake_in_a_file_is_named_in_one_sentence(
@@ -198,6 +199,28 @@ def test_U2_a_mistake_in_a_file_is_named_in_one_sentence(
         read(tmp_path, GOOD_FILE.replace(old, new, 1))
     assert "users.yaml" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_secret_may_have_words_that_a_decisive_fact_has_too(tmp_path: Path) -> None:
+    told = GOOD_FILE.replace('"a vegetarian with little time"', '"a vegetarian from Rome"')
+    read(tmp_path, told.replace('"I teach."', '"I teach in Rome."'))
+
+
+@pytest.mark.parametrize(
+    ("user", "topic"),
+    [
+        ("film_evening", "language"),
+        ("slow_computer", "goals"),
+        ("street_festival", "drinks"),
+        ("baby_travel", "budget"),
+        ("club_website", "language"),
+        ("game_project", "budget"),
+        ("funeral_reception", "health"),
+    ],
+)
+def test_what_an_answer_has_to_respect_counts_in_the_rating(user: str, topic: str) -> None:
+    assert topic in {need.topic for need in USERS[user].needs}
+    assert topic not in USERS[user].more
 
 
 def test_U2_users_that_cannot_be_told_apart_and_files_that_lack_are_refused(
@@ -245,11 +268,13 @@ def test_spelling_variants_have_one_plain_form(first: str, second: str) -> None:
     assert plain(first) == plain(second)
 
 
+@settings(deadline=None)
 @given(st.text(alphabet="abeshixo '-.,\n120$\u20ac*", max_size=40))
 def test_the_plain_form_of_a_plain_form_is_itself(text: str) -> None:
     assert plain(plain(text)) == plain(text)
 
 
+@settings(deadline=None)
 @given(st.text(max_size=60))
 def test_any_text_has_a_plain_form_of_single_spaces(text: str) -> None:
     assert plain(text) == " ".join(plain(text).split())
@@ -768,6 +793,7 @@ def test_J14_replies_of_the_role_player(
     assert (parsed.verdict, parsed.text, parsed.score) == (verdict, said, None)
 
 
+@settings(deadline=None)
 @given(st.text(max_size=80), st.booleans(), st.booleans())
 def test_the_reader_never_raises(text: str, tagged: bool, finished: bool) -> None:
     parsed = parse(text, tagged, finished)

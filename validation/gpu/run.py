@@ -12,15 +12,15 @@ written, everything but models and checkpoints is packed into ``evidence.tar.gz`
 printed.
 
 The same command again goes on where the one before stopped: what passed is left alone, a training
-run goes on from its last step, everything else is begun anew. So an hour that comes in pieces is no
-loss. With two GPUs and pieces of ten minutes:
+run goes on from its last step, everything else is begun anew. So a call may be short and the next
+one goes on. With two GPUs and ten minutes a call:
 
 1. the warm start on the first card for as long as there is; on the second one the judge is taught,
    then doctor, benchmark, tests and audit;
 2. both trainings, one on each card; FSDP2 and the published shapes beside them as memory allows;
 3. what is left: the rest of a training and its final test, the published shapes.
 
-In one piece of half an hour the trainings begin as soon as the warm start is there. With one GPU
+In one call of half an hour the trainings begin as soon as the warm start is there. With one GPU
 everything takes turns but for the two trainings, which share the card.
 
 Exit status: 0 when nothing failed and nothing ran out of time, 1 when something did, 2 for bad
@@ -38,7 +38,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -294,8 +294,6 @@ def with_model(site: Site) -> Site:
     """The site with the packaged model written out, where no other one was given."""
     if site.model != PACKAGED:
         return site
-    from dataclasses import replace
-
     from delta_belief_rl.models.packaged import materialise
 
     return replace(site, model=materialise(find_model(PACKAGED)))

@@ -23,10 +23,10 @@ from delta_belief_rl.envs.customer_service.reading import (
     Kind,
     Named,
     Reading,
-    has_goal_phrase,
     read_message,
     read_named,
 )
+from delta_belief_rl.envs.goal_phrase import has_goal_phrase
 from delta_belief_rl.envs.single_use import SingleUseGame, digest
 from delta_belief_rl.types import Task, UserError, Verdict
 
@@ -311,7 +311,9 @@ class CustomerService(SingleUseGame[GameState]):
         )
 
     def _scored(self, outcome: Outcome) -> Outcome:
-        return replace(outcome, score=self._score()) if outcome.done else outcome
+        """With the grade where the game is over, but for one that ends with a judge's failure."""
+        graded = outcome.done and outcome.verdict is not Verdict.ERROR
+        return replace(outcome, score=self._score()) if graded else outcome
 
     def _score(self) -> float | None:
         """Cause, fix and needed facts; without a scenario cause and fix; None without a rubric."""

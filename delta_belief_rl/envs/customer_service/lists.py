@@ -2,8 +2,9 @@
 
 Naming the right cause among others, or the right remedy, is no solution. Looked for are
 alternatives ("the hose or the filter"), fallbacks ("if that does not help, ..."), enumerations of
-pieces, and faults or remedies of other pieces. Preparations of one fix (switching off and on,
-waiting) are no second one, and neither is a single further remark.
+pieces, and faults or remedies of other pieces, whatever mark or word stands between them.
+Preparations of one fix (switching off and on, waiting) are no second one, and neither is a single
+further remark.
 """
 
 from __future__ import annotations
@@ -74,9 +75,11 @@ def _others(stated: Iterable[Sentence], rubric: Rubric) -> int:
     count = 0
     kinds: set[str] = set()
     for segment in (each for sentence in stated for each in _segments(sentence)):
+        pairs = _other_pairs(segment, rubric)
         if _speaks_of_other_piece(segment, rubric):
-            count += 1
+            count += max(pairs, 1)
         else:
+            count += pairs
             kinds |= _other_kinds(segment, rubric) - _PREPARATION
     return count + len(kinds)
 
@@ -138,6 +141,31 @@ def _speaks_of_other_piece(segment: Sentence, rubric: Rubric) -> bool:
     return bool(words.faults.first(segment)) or any(
         advice.words.first(segment) for advice in words.remedies.values()
     )
+
+
+def _other_pairs(segment: Sentence, rubric: Rubric) -> int:
+    """Other pieces with a fault or remedy of their own right beside them.
+
+    It finds the members of a list that nothing separates ("pump broken replace pump hose kinked").
+    """
+    words = lexicon()
+    mine = _places_of(segment, rubric.part)
+    said = _places_of(segment, words.faults, *(each.words for each in words.remedies.values()))
+    said -= _places_of(segment, rubric.fault)
+    # The "charging" of a charging station belongs to its name, and "clean" to the piece beside it.
+    said = {
+        at
+        for at in said
+        if not segment.words[at].endswith("ing") and mine.isdisjoint((at - 1, at + 1))
+    }
+    taken, count = mine | _places_of(segment, rubric.remedy), 0
+    for piece in words.parts.items:
+        places = {
+            at for match in piece.find_all(segment) if not match.at & taken for at in match.at
+        }
+        beside = any(not said.isdisjoint((at - 1, at + 1)) for at in places)
+        taken, count = (taken | places, count + 1) if beside else (taken, count)
+    return count
 
 
 def _bare_names(sentence: Sentence) -> int:

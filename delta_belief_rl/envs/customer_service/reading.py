@@ -6,24 +6,19 @@ gathered and the score are functions of the messages alone.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from delta_belief_rl.envs.answers import normalise
 from delta_belief_rl.envs.customer_service.data import Rubric, Scenario, lexicon, scenarios
 from delta_belief_rl.envs.customer_service.lists import is_list, offers_many_remedies, other_object
 from delta_belief_rl.envs.customer_service.text import Match, Sentence, sentences
-
-GOAL_PHRASE = "goal reached"
-"""A customer's word, never an agent's: a message that contains it does not win."""
+from delta_belief_rl.envs.goal_phrase import has_goal_phrase
 
 Kind = Literal["fact", "topic", "advice", "remedy", "talk", "jargon", "none"]
 
 _PRONOUNS = ("it", "them", "they", "this", "that", "these", "those", "one", "ones", "its")
-_WORDS = re.compile(r"[^\W_]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +72,6 @@ class _Found:
     key: str
     weight: float
     place: int
-
-
-def has_goal_phrase(message: str) -> bool:
-    """Whether the agent says what only the customer's judge may say."""
-    return GOAL_PHRASE in " ".join(_WORDS.findall(normalise(message)))
 
 
 @lru_cache(maxsize=1 << 15)

@@ -36,6 +36,17 @@ _NOT = re.compile(
     r"n't\b|(?<=\b(?:do|is))nt\b|(?<=\b(?:did|was|has))nt\b|(?<=\b(?:does|were|have))nt\b"
 )
 _CLITIC = re.compile(r"'(?:s|re|ve|ll|d|m)\b")
+_ASIDE = re.compile(r"\(([^()\s]+(?: [^()\s]+){0,2})\)")
+"""Brackets around another name; longer ones hold a clause."""
+_VERSUS = re.compile(r"\b(?:vs|versus)\b")
+_MARK = re.compile(
+    # Between words, and not within one as the hyphen of "re-seat" or the point of "2.4".
+    r"(?<=\s)(?:[^\w\s/|&\u2044\u2215]|_)+(?=\s)|(?<=\s)-+(?=\w)|(?<=\w)-+(?=\s)|--+|\.\.+"
+    r"|(?<=[^\W\d_])\.(?=[^\W\d_])|[\"']\s+(?=[\"'])"
+    # Anything that is no part of a word, of a number, or of the markup around one.
+    r"|[^\w\s,.:'\"/|&\u2044\u2215%\u00b0*#-]"
+)
+"""Marks that cut a sentence as a comma does: arrows, dashes, dots, brackets, pictures."""
 _REWRITES = (
     (re.compile(r"\bcannot\b"), "can not"),
     (re.compile(r"\bon ?/ ?off\b"), "on off"),
@@ -211,7 +222,9 @@ def sentences(text: str) -> tuple[Sentence, ...]:
 def _sentence(part: str) -> Sentence:
     text = normalise(part)
     asks = part.rstrip(_MARKS).endswith("?")
-    text = _CLITIC.sub("", _NOT.sub(" not", text)).replace("-", " ")
+    text = _CLITIC.sub("", _NOT.sub(" not", text))
+    text = _VERSUS.sub(" or ", _ASIDE.sub(r" \1 ", text))
+    text = _MARK.sub(" , ", text).replace("-", " ")
     for pattern, plain in _REWRITES:
         text = pattern.sub(plain, text)
     words = tuple(_WORD.findall(text)[:MAX_WORDS])

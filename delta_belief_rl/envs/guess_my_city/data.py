@@ -72,7 +72,7 @@ OPENING = (
 _LETTERS = str.maketrans(
     {"ø": "o", "ł": "l", "đ": "d", "ð": "d", "þ": "th", "æ": "ae", "\u0131": "i"}
 )
-_JOINED = re.compile(r"\b(?:north(?:ern)?|south(?:ern)?|central|latin) american?s?\b")
+JOINED = re.compile(r"\b(?:north(?:ern)?|south(?:ern)?|central|latin) american?s?\b")
 """Parts of the world that contain the name of a country."""
 
 
@@ -209,7 +209,7 @@ def name_key(text: str) -> str:
 
 def reveals(text: str, city: City) -> bool:
     """Whether a text contains a name or an adjective that gives the city or its country away."""
-    key = f" {_JOINED.sub(' ', name_key(text))} "
+    key = f" {JOINED.sub(' ', name_key(text))} "
     if any(f" {word} " in key for word in city.hidden if not word.isupper()):
         return True
     return any(re.search(rf"\b{word}\b", text) for word in city.hidden if word.isupper())

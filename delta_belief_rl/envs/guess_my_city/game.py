@@ -21,6 +21,7 @@ from delta_belief_rl.envs import answers
 from delta_belief_rl.envs.base import Action, JudgeReply, JudgeRequest, Outcome
 from delta_belief_rl.envs.guess_my_city.data import name_key
 from delta_belief_rl.envs.guess_my_city.reading import METHODS, CityReading, place_of, read_action
+from delta_belief_rl.envs.guess_my_city.slips import joins, secret_words
 from delta_belief_rl.envs.single_use import SingleUseGame, check_choice, digest
 from delta_belief_rl.types import Task, UserError, Verdict
 
@@ -44,7 +45,9 @@ WITHHELD = "(withheld)"
 """Stands for a name of the secret that a judge has let slip."""
 MAX_CHARACTERS = 2000
 """Of an action so much is read; a longer one is invalid."""
-_WORD = re.compile(r"[^\s,;:()?!\"]+(?<![.])")
+_MARKS = r"\s,;:()\[\]{}<>?!\"*_`~#|/\\=+\u2010-\u2015\u2026\u201c-\u201f\u00ab\u00bb-"
+_WORD = re.compile(rf"[^{_MARKS}]+(?<![.'\u2019\u2018])")
+"""Hyphens, slashes and markup stand between words."""
 _POSSESSIVE = re.compile(r"['\u2019]s\b")
 _TAGGED = re.compile(r"<question>(.*?)</question>", re.DOTALL | re.IGNORECASE)
 
@@ -289,23 +292,29 @@ class GuessMyCity(SingleUseGame[CityState]):
 
 
 def withhold(text: str, question: str, task: Task) -> str:
-    """A judge's text with the names of the city and of its country taken out.
+    """A judge's text with what gives the city or its country away taken out.
 
-    A name that the player used in the question stays: it tells nothing new.
+    That is their names, the country's adjectives, the city's hidden words, and what is derived from
+    the city's name ("Parisian"). What the player used in the question stays: it tells nothing new.
 
     Example:
         >>> withhold("Paris lies on the Seine.", "Which river?", Task("", "", "Paris, France", ()))
         '(withheld) lies on the Seine.'
     """
-    place = place_of(task)
-    asked = f" {name_key(question)} "
-    secret = {key for key in place.names | place.lands if len(key) > 3 and f" {key} " not in asked}
+    secret = secret_words(task.secret, task.aliases)
+    asked, lower = f" {name_key(question)} ", text.islower()
     words = list(_WORD.finditer(text))
     out, at, shown = "", 0, 0
     while at < len(words):
         for size in range(min(6, len(words) - at), 0, -1):
             start, end = words[at].start(), words[at + size - 1].end()
-            if name_key(_POSSESSIVE.sub("", text[start:end])) in secret:
+            span = _POSSESSIVE.sub("", text[start:end])
+            key = name_key(span)
+            if joins(key):
+                # "North America" is no name of a country.
+                at += size
+                break
+            if f" {key} " not in asked and secret.holds(key, span, lower):
                 out, shown = out + text[shown:start] + WITHHELD, end
                 at += size
                 break

@@ -40,9 +40,10 @@ _OPENERS = tuple(
         rf"{_THING}(?:'s| is| (?:must|could|might|may|should|would|has to) be)\b",
         r"(?:i|we)(?:'m|'d|'ll| am| would| will| want to| can)?(?: like to| going to)?"
         r"(?: now| confidently| really| strongly| make the| make a| take a| make my)*"
-        r" (?:think|guess|guessing|believe|say|suspect|bet|name|answer|submit)\b(?: of)?(?: that)?",
+        r" (?:think|guess|guessing|believe|say|suspect|bet|name|answer|submit|go with|going with)\b"
+        r"(?: of)?(?: that)?",
         r"(?:my|the)(?: \w+){0,2} (?:guess|answer|bet)(?: is| would be| will be|:)",
-        r"(?:final |my )?(?:guess|answer) ?:",
+        r"(?:(?:my|final|best) )*(?:guess|answer|bet) ?[:\-\u2013\u2014]",
         r"(?:are|do) you (?:from|live in|living in|come from|based in|thinking of|referring to)\b",
         r"are we (?:talking about|in|speaking of)\b",
         r"(?:did|were) you (?:grow up in|born in|raised in|born and raised in)\b",
@@ -54,6 +55,17 @@ _CLOSERS = re.compile(
     r"[\s,]+(?:right|correct|yes|am i right|is that (?:right|correct|it)|isn't it|please|"
     r"by any chance|perhaps|maybe|then|i think|i guess|i believe|my friend|final answer)$"
 )
+_ENDINGS = re.compile(
+    r"[\s,]+(?:is (?:my|the|our)(?: \w+)? (?:guess|answer|bet|pick|choice)|it is|it must be)$"
+)
+"""Behind the name: "Hamburg is my guess", "Hamburg it is"."""
+_CONCLUDES = re.compile(
+    r"^.*(?:[:\-\u2013\u2014]\s*(?=(?:so |then )?my\b)|,\s*)(?:so |then |thus |therefore |hence )?"
+    r"(?=(?:my|our)(?: \w+)? (?:guess|answer|bet)(?: is| would be)\b|"
+    r"i (?:think|guess|believe|say)\b|(?:is|could|might|must|would) it\b|"
+    r"(?:it|the city|the answer)(?:'s| is| must be)\b)"
+)
+"""Reasons before a guess in one sentence: "Given the harbour, my guess is Hamburg"."""
 _BETWEEN = re.compile(
     r"^(?:in|the|of|capital|city|country|located|which is|state|province|region|and)\b ?"
 )
@@ -72,6 +84,27 @@ _KIND = re.compile(
     r"hindu|jew|unesco|eu|nato|olympic|english|north|south|east|west|central)\w*\b"
 )
 """Beginnings of what is written with a capital letter and is no city."""
+_SAYS = frozenset(
+    (
+        *("is", "are", "was", "were", "be", "been", "has", "have", "had", "lies", "lie", "sits"),
+        *("it", "its", "there", "they", "you", "your", "i", "im", "we", "my", "that", "this"),
+        *("these", "those", "what", "who", "with", "for", "not", "no", "yes", "does"),
+        *("did", "so", "because", "since", "given", "but", "if", "seems", "sounds", "looks"),
+        *("think", "thought", "know", "would", "could", "should", "must", "may", "might"),
+    )
+)
+"""Words that no name holds: a sentence with one of them says something."""
+_POLITE = frozenset(
+    (
+        *("thanks", "thank", "you", "great", "good", "ok", "okay", "fine", "sure", "cool", "wow"),
+        *("interesting", "perfect", "excellent", "hmm", "hm", "ah", "oh", "well", "aha"),
+        *("alright", "hello", "hi", "got", "it", "i", "see", "understood", "yes", "no", "very"),
+        *("much", "so", "nice", "right"),
+    )
+)
+"""Words of a remark that is neither a name nor a statement."""
+MAX_NAME_CHARACTERS = 60
+"""Longer than a name with its country."""
 _LIST = re.compile(r"\b(?:or|versus|vs|either|neither|nor)\b|/|;|\||\u3001|\u060c", re.IGNORECASE)
 
 
@@ -124,16 +157,18 @@ def read_action(action: str, task_secret: str, aliases: tuple[str, ...]) -> City
     compares = _COMPARES.search(action) is not None
     alternatives = bool(_LIST.search(action) and (guesses or (named_cities and not compares)))
     several = len(named_cities) > 1 and not compares
-    is_list = len(guesses) > 1 or alternatives or several
     alone = sum(right) == 1 and len(guesses) <= 1 and not others and not alternatives
-    bare = any(len(part.split()) < 3 for part, hit in zip(parts, right, strict=True) if not hit)
+    bare = [bool(name) or _is_bare(part) for part, name in zip(parts, named, strict=True)]
+    is_list = sum(bare) > 1 or alternatives or several
+    at = _guess_at(parts, named)
+    alone = alone and right[at] and not any(bare[:at] + bare[at + 1 :])
     return CityReading(
         exact=exact_word(action, task_secret),
         bets=re.search(r"\bor\b", action.lower()) is not None,
         questions=action.count("?"),
         guess=guesses[0] if guesses else "",
         is_list=is_list,
-        strict=alone and not bare and action.count("?") <= 1,
+        strict=alone and action.count("?") <= 1,
     )
 
 
@@ -193,7 +228,7 @@ def guessed_name(sentence: str) -> str:
     rest, opened = _rest(sentence)
     atlas = load_atlas()
     key = _city_name(rest)
-    if not key or len(key) > 60 or key in WORD_NAMES:
+    if not key or len(key) > MAX_NAME_CHARACTERS or key in WORD_NAMES:
         return key if key in atlas.city_keys and opened and _is_capital(sentence, key) else ""
     for size in range(min(5, len(key.split())), 0, -1):
         head, tail = _cut(key, size)
@@ -209,6 +244,7 @@ def guessed_name(sentence: str) -> str:
     return ""
 
 
+@lru_cache(maxsize=1 << 14)
 def mentions(action: str) -> tuple[City, ...]:
     """Cities of the atlas whose name stands anywhere in an action."""
     atlas = load_atlas()
@@ -234,6 +270,8 @@ def _names_place(sentence: str, place: Place) -> bool:
     """Whether a sentence guesses the place, alone."""
     rest, opened = _rest(sentence)
     key = _city_name(rest)
+    if len(key) > MAX_NAME_CHARACTERS:
+        return False
     for name in place.names:
         if key != name and not key.startswith(f"{name} "):
             continue
@@ -247,6 +285,59 @@ def _names_place(sentence: str, place: Place) -> bool:
     return False
 
 
+def names_elsewhere(action: str, place: Place) -> bool:
+    """Whether a sentence gives the place's name to another country, as "Paris, Texas" does."""
+    lands = _all_lands() - place.lands
+    keys = [_city_name(_rest(part)[0]) for part in sentences(action)]
+    return any(
+        key.startswith(f"{name} ") and _only_lands(key[len(name) + 1 :], lands)
+        for key in keys
+        for name in place.names
+    )
+
+
+def _guess_at(parts: list[str], named: list[str]) -> int:
+    """The number of the one sentence that may win.
+
+    It is chosen without a look at the secret, so that of a list at most one entry counts: the last
+    sentence that guesses a city, else the last that might, those with an opening first.
+    """
+    open_names, names = list[int](), list[int]()
+    for number, part in enumerate(parts):
+        rest, opened = _rest(part)
+        if _might_name(rest):
+            names.append(number)
+            if opened:
+                open_names.append(number)
+    guessed = [number for number, name in enumerate(named) if name]
+    return max(guessed or open_names or names, default=len(parts) - 1)
+
+
+def _might_name(text: str) -> bool:
+    """Whether a text may be a name, with or without its country."""
+    key = _city_name(text).replace("which is ", "")
+    return bool(key) and not _NO_NAME.match(key) and not set(key.split()) & _SAYS
+
+
+def _is_bare(sentence: str) -> bool:
+    """Whether a sentence is hardly more than a name, or a name with a country."""
+    if set(name_key(sentence).split()) <= _POLITE:
+        return False
+    if len(sentence.split()) < 3:
+        return True
+    rest, opened = _rest(sentence)
+    key = _city_name(rest)
+    if not _might_name(rest) or len(key) > MAX_NAME_CHARACTERS or _is_kind(key):
+        return False
+    told = name_key(strip_fillers(normalise(sentence)))
+    closed = not opened and told != name_key(rest)
+    if len(key.split()) < 3 and (closed or re.search(r"\b(?:guess|bet|answer)\b", told)):
+        # "Surat it is", "my guess is Surat".
+        return True
+    cuts = (_cut(key, size) for size in range(1, min(6, len(key.split()))))
+    return any(_only_lands(tail, _all_lands()) for _, tail in cuts) and not _is_land(key)
+
+
 def _is_part(city: City, place: Place) -> bool:
     """Whether a name of the place contains one of the city, as "Santiago de Cuba" does."""
     keys = [name_key(name) for name in city.names]
@@ -255,13 +346,14 @@ def _is_part(city: City, place: Place) -> bool:
 
 def _rest(sentence: str) -> tuple[str, bool]:
     """What is left of a sentence behind the opening of a guess, and whether it has one."""
-    text = strip_fillers(normalise(sentence))
+    text = _CONCLUDES.sub("", strip_fillers(normalise(sentence)))
     opened = False
     for _ in range(3):
         match = next((found for opener in _OPENERS if (found := opener.match(text))), None)
         if match is None:
             break
         text, opened = text[match.end() :], True
+    text = _ENDINGS.sub("", text)
     while (match := _CLOSERS.search(text)) and match.start() > 0:
         text = text[: match.start()]
     return text.strip(" '\"*_`.,:;!?()"), opened
@@ -283,26 +375,34 @@ def _cut(key: str, size: int) -> tuple[str, str]:
 
 
 def _is_land(key: str) -> bool:
+    return _only_lands(key, _all_lands())
+
+
+@lru_cache(maxsize=1)
+def _all_lands() -> frozenset[str]:
     atlas = load_atlas()
-    return _only_lands(key, frozenset(atlas.country_keys.keys() | atlas.state_keys.keys()))
+    return frozenset(atlas.country_keys.keys() | atlas.state_keys.keys())
 
 
 def _only_lands(text: str, lands: frozenset[str]) -> bool:
-    """Whether a text consists of countries and states and the words between them."""
-    found = False
+    """Whether a text consists of countries and states, each once, and the words between them."""
+    found = set[str]()
     while text:
         land = max(
             (name for name in lands if text == name or text.startswith(f"{name} ")),
             key=len,
             default="",
         )
+        if land in found:
+            return False
         if land:
-            text, found = text[len(land) :].strip(), True
+            text = text[len(land) :].strip()
+            found.add(land)
         elif match := _BETWEEN.match(text):
             text = text[match.end() :].strip()
         else:
             return False
-    return found
+    return bool(found)
 
 
 def _is_kind(key: str) -> bool:

@@ -1,9 +1,9 @@
 """Whom a detective's text accuses, and of what it speaks in proof.
 
-Everyone whom a text accuses counts: "I accuse A or B", "I accuse A. Or it was B." and "A and B did
-it" accuse two people. Whoever comes behind a reason ("because", "who", ...) only helps to explain,
-and questions, hedges ("A may be the murderer"), what somebody else says, and quotations accuse
-nobody.
+Everyone whom a text accuses counts: "I accuse A or B", "I accuse A. Or it was B.", "I accuse A; my
+reserve is B" and "A and B did it" accuse two people. Whoever comes behind a reason ("because",
+"who", ...) only helps to explain, and questions, hedges ("A may be the murderer"), what somebody
+else says, and quotations accuse nobody.
 """
 
 from __future__ import annotations
@@ -79,13 +79,36 @@ _OR_RATHER = re.compile(
     r"^(?:(?:or|alternatively|otherwise|failing that|if (?:not|(?:that|this) (?:is|was) \w+|"
     r"(?:he|she) (?:is|was) (?:not|innocent)(?: \w+)?))\b(?: (?!not\b)(?:,|\w+)){0,4}? "
     r"(?P<who>#\w+)(?= (?:did|killed|murdered|is)\b|\W*$)|"
-    r"(?:maybe|perhaps|possibly|also|and also|plus|as well as)(?: (?:,|also|even|it was))* "
+    r"(?:maybe|perhaps|possibly|also|and also|plus|as well as|then|next|secondly|after that)"
+    r"(?: (?:,|also|even|it was))* "
     r"(?P<also>#\w+)\W*$)"
     r"|\b(?:second|other|next|alternative|backup|third) (?:choice|guess|accusation|option)\b"
     r"[^#]*(?P<next>#\w+)"
     r"|^(?:it |the \w+ )?(?:could|may|might) (?:also |well |equally )*(?:be|have been) (?P<or>#\w+)"
 )
 """Alone such a sentence accuses nobody; behind an accusation it adds to the accused."""
+_RESERVE_NOUN = (
+    r"(?:reserve|fall ?back|back ?up|stand in|substitute|runner up|plan b|alternative|"
+    r"(?:second|next|third) (?:suspect|culprit|candidate|pick|name|best))"
+)
+_RESERVE = re.compile(
+    r"\b(?:failing (?:that|this|which|him|her|#\w+)|in case|in the event|unless|instead(?! of)|"
+    rf"otherwise|{_RESERVE_NOUN}|(?:if|should|supposing|where|when)\b(?: (?!because)\S+){{0,6}}? "
+    r"(?:innocent|wrong|mistaken|incorrect|not|fail\w*|acquitted|cleared))\b(?P<rest>.*)"
+)
+"""What comes behind a first choice; whoever is named behind it is a second one."""
+_IS_RESERVE = re.compile(
+    r"(?P<who>#\w+)(?: ,)?(?: \w+){0,2}? (?:instead(?! of)|otherwise)\b|"
+    rf"(?P<noun>#\w+)(?: ,)? (?:is|as|being|would be|remain)(?: \w+){{0,2}} {_RESERVE_NOUN}\b"
+)
+_OR = re.compile(r"\bor\b(?: (?!because|since|who|whose|not|nor)[^#\s]+){0,8} (?P<who>#\w+)")
+_OR_AT_THE_END = re.compile(r", or(?: [^#\s]+){0,8} (?P<who>#\w+)\W*$")
+_PLAIN_REASON = re.compile(r"\b(?:because|since|for|given|as|who|whose)\b| : ")
+_CHOSEN = re.compile(
+    r"(?P<who>#\w+)(?!(?: ,)? (?:has|have|had|was|were|does|cannot|never|did(?! (?:it|this|the))|"
+    r"is (?:not|innocent)|(?:would|could|might|can|will)(?: not)? (?:have|not))\b)"
+)
+"""A person of whom nothing is told that would explain or clear."""
 _JOINED_REASON = re.compile(
     r"(?:\band|\bor|,)(?: also| then)? (?P<who>#\w+) (?:of|because|since)\b"
 )
@@ -141,6 +164,9 @@ def read_accusation(case: Case, text: str) -> Accusation | None:
         if match := _OR_RATHER.search(sentence):
             further += [mark for mark in match.groups() if mark]
         further += [match["who"] for match in _ACCOMPLICE.finditer(sentence)]
+        if marks:
+            further += _reserves(sentence)
+            further += _after_or(sentence) if found else []
     if not marks:
         return Accusation(()) if accusing else None
     marks += further
@@ -179,6 +205,26 @@ def _accused(text: str) -> tuple[list[str], bool]:
         marks += [match["who"] for match in _ONE_MORE.finditer(text)]
         marks += [match["who"] for match in _JOINED_REASON.finditer(text)]
     return marks, explicit
+
+
+def _reserves(text: str) -> list[str]:
+    """Marks of the people whom a sentence names in case that the first choice is wrong."""
+    text = _NOT_THEM.sub(" ", text)
+    marks = [mark for match in _IS_RESERVE.finditer(text) for mark in match.groups() if mark]
+    if match := _RESERVE.search(text):
+        marks += [chosen["who"] for chosen in _CHOSEN.finditer(match["rest"])]
+    return marks
+
+
+def _after_or(text: str) -> list[str]:
+    """Marks of the people that come behind an "or" of an accusing sentence.
+
+    In a reason only who ends the sentence: "because A or B told me" accuses neither.
+    """
+    text = _NOT_THEM.sub(" ", text)
+    plain = _PLAIN_REASON.split(text, maxsplit=1)[0]
+    marks = [match["who"] for match in _OR.finditer(plain)]
+    return marks + [match["who"] for match in _OR_AT_THE_END.finditer(text)]
 
 
 def _until_reason(text: str) -> str:

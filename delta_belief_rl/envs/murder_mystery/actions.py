@@ -17,6 +17,7 @@ from itertools import pairwise
 from typing import Literal
 
 from delta_belief_rl.envs.murder_mystery.accusations import (
+    EVERYONE,
     MANY_PEOPLE,
     Accusation,
     read_accusation,
@@ -100,6 +101,11 @@ class Reading:
     def accused(self) -> tuple[str, ...]:
         """Names of the accused; empty for any other action."""
         return self.accusation.accused if self.accusation else ()
+
+    @property
+    def several(self) -> bool:
+        """Whether more than one person is accused."""
+        return len(self.accused) > 1 or EVERYONE in self.accused
 
 
 @lru_cache(maxsize=1 << 15)

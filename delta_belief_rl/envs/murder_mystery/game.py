@@ -4,7 +4,7 @@ Two win rules exist. ``compatible`` is the published one: the judge says that th
 ``strict`` is decided by code alone: the text accuses exactly one person, who is the culprit, and
 proves it. A proof names enough of the decisive clues that were *found* in this game (``need`` of
 the case, 2 of 3 as a rule), or one of them with the motive and the means. To accuse several people
-is to accuse the wrong one.
+is to accuse the wrong one, and a text that speaks the goal phrase itself wins nothing.
 
 The score of a game is 0 without an accusation of the culprit alone; else one half, and the other
 half times the share of the decisive clues that were both found and named.
@@ -21,7 +21,8 @@ from typing import Literal, get_args
 
 from delta_belief_rl.envs.answers import normalise
 from delta_belief_rl.envs.base import Action, JudgeReply, JudgeRequest, Outcome
-from delta_belief_rl.envs.murder_mystery.accusations import EVERYONE, Accusation
+from delta_belief_rl.envs.goal_phrase import has_goal_phrase
+from delta_belief_rl.envs.murder_mystery.accusations import Accusation
 from delta_belief_rl.envs.murder_mystery.actions import Reading, read_action
 from delta_belief_rl.envs.murder_mystery.data import Case, case_of
 from delta_belief_rl.envs.murder_mystery.published import mentioned, published_case
@@ -219,12 +220,13 @@ class MurderMystery(SingleUseGame[GameState]):
     def _outcome(self, question: str, reply: JudgeReply, last: bool) -> Outcome:
         """What becomes of an action that the judge has answered."""
         reading = self._read(question)
-        judgement = self.judged(reading)
+        spoken = has_goal_phrase(question)
+        judgement = Judgement(False, (), False, 0.0) if spoken else self.judged(reading)
         accuses = reading.kind == "accuse"
-        notes = _notes(reading, judgement)
-        compatible = reply.verdict is Verdict.WIN or judgement.strict
-        if "accusation" in self.settings.verify_methods and len(reading.accused) != 1:
-            compatible = False
+        notes = ("goal_phrase",) if spoken else _notes(reading, judgement)
+        compatible = not spoken and (reply.verdict is Verdict.WIN or judgement.strict)
+        if "accusation" in self.settings.verify_methods:
+            compatible = compatible and bool(reading.accused) and not reading.several
         won = judgement.strict if self.settings.win_rule == "strict" else compatible
         claimed = reply.verdict is Verdict.WIN and not won
         if claimed:
@@ -244,7 +246,7 @@ class MurderMystery(SingleUseGame[GameState]):
             strict_win=judgement.strict,
             compatible_win=compatible,
             is_guess=accuses,
-            is_list=len(reading.accused) > 1 or EVERYONE in reading.accused,
+            is_list=reading.several,
             action_key=key,
             diagnostics=notes,
             score=judgement.score if done and self.case.culprit else None,
@@ -289,7 +291,7 @@ def _notes(reading: Reading, judgement: Judgement) -> tuple[str, ...]:
     """Diagnostics of a reading."""
     if reading.kind != "accuse":
         return () if reading.kind in ("clue", "nothing") else (f"action_{reading.kind}",)
-    if len(reading.accused) > 1 or EVERYONE in reading.accused:
+    if reading.several:
         return ("several_accused",)
     if not judgement.alone:
         return ("wrong_accusation",)

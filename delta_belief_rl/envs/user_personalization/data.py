@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any, cast
 import yaml
 
 from delta_belief_rl.envs.answers import normalise
+from delta_belief_rl.envs.user_personalization.text import plain
 from delta_belief_rl.types import Message, Task, UserError
 
 SOURCE = "user_personalization"
@@ -33,6 +34,15 @@ _PROFILE_KEYS = frozenset(("id", "task", "about", "secret", "split", "needs", "m
 _NEED_KEYS = frozenset(("say", "must", "never", "ask"))
 _SAYS = "The person says: "
 _LIMIT = re.compile(r"<=\d+(?:\.\d+)? \w+")
+_SAYS_NOTHING = frozenset(
+    (
+        *("about", "does", "each", "every", "from", "have", "here", "into", "like", "more", "most"),
+        *("must", "need", "only", "same", "some", "than", "that", "them", "there", "they", "this"),
+        *("want", "what", "when", "who", "will", "with", "your"),
+    )
+)
+_LEAST_LETTERS = 4
+"""Shorter words say nothing of a fact, unless they are numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +233,7 @@ class _Reader:
             topic: self.text(say, f"{topic!r} of {name}")
             for topic, say in self.mapping(entry["more"], f"'more' of {name}").items()
         }
+        self.check_secret(entry, needs, more, name)
         told = [*(need.topic for need in needs), *more]
         for topic in told:
             if topic not in self.topics:
@@ -239,6 +250,20 @@ class _Reader:
             needs=needs,
             more=more,
         )
+
+    def check_secret(
+        self, entry: Mapping[str, Any], needs: Iterable[Need], more: Mapping[str, str], name: str
+    ) -> None:
+        """Refuse a secret that tells a fact of no weight.
+
+        The belief is measured on it, so a question for such a fact would be paid.
+        """
+        secret = _words(self.text(entry["secret"], f"the secret of {name}"))
+        decisive = _words(" ".join([str(entry["task"]), *(need.say for need in needs)]))
+        for topic, say in more.items():
+            for word in sorted((_words(say) & secret) - decisive):
+                what = f"has {word!r} of the fact {topic!r}, which has no weight, in the secret"
+                raise self.mistake(name, what, "leave it out, or move the fact to 'needs'")
 
     def need(self, topic: str, value: object, where: str) -> Need:
         """One decisive fact."""
@@ -301,6 +326,16 @@ class _Reader:
     def mistake(self, where: str, what: str, cure: str) -> UserError:
         """One sentence about the file."""
         return UserError(f"In {self.file} {where} {what}: {cure}.")
+
+
+def _words(text: str) -> frozenset[str]:
+    """Words of a text, in plain form, that tell something of a person."""
+    words = plain(text).split()
+    return frozenset(
+        word
+        for word in words
+        if (len(word) >= _LEAST_LETTERS or word.isdigit()) and word not in _SAYS_NOTHING
+    )
 
 
 def _check_unique(found: list[Profile]) -> None:

@@ -9,11 +9,8 @@ from __future__ import annotations
 
 from delta_belief_rl.envs.base import JudgeReply, JudgeRequest
 from delta_belief_rl.envs.customer_service.data import Lexicon, Scenario, lexicon, scenario_of
-from delta_belief_rl.envs.customer_service.reading import (
-    Reading,
-    has_goal_phrase,
-    read_message,
-)
+from delta_belief_rl.envs.customer_service.reading import Reading, read_message
+from delta_belief_rl.envs.goal_phrase import has_goal_phrase
 from delta_belief_rl.types import Verdict
 
 GOAL = "Yes, that was it! Goal reached"

@@ -18,12 +18,13 @@ from collections.abc import Mapping
 from delta_belief_rl.envs.answers import UNRECOGNISED
 from delta_belief_rl.envs.base import JudgeRequest
 from delta_belief_rl.envs.customer_service.data import Scenario, scenario_of
-from delta_belief_rl.envs.customer_service.reading import GOAL_PHRASE
+from delta_belief_rl.envs.goal_phrase import GOAL_PHRASE
 from delta_belief_rl.judge.parsing import (
     Parsed,
     Parser,
     ParserName,
     behind_thought,
+    goal_reply,
     published_reply,
 )
 from delta_belief_rl.judge.prompts import JudgeMode, quoted
@@ -63,7 +64,6 @@ _SPOKEN_GOAL = re.compile(r"goal[\W_]{0,5}reached", re.IGNORECASE)
 _OPEN_TAG = re.compile(r"<\s*answer\s*>", re.IGNORECASE)
 _CLOSE_TAG = re.compile(r"<\s*/\s*answer\s*>", re.IGNORECASE)
 _MARKUP = "*_`\"'\u201c\u201d\u2018\u2019# "
-_SAYS_GOAL = re.compile(rf"(?:\A|[.!?:]\s+){GOAL_PHRASE}(?=\s*(?:[.!,;:\-]|\Z))", re.IGNORECASE)
 
 
 def messages(
@@ -104,15 +104,11 @@ def read_grammar(text: str, tagged: bool = True, finished: bool = True) -> Parse
     content = _content(said, tagged, finished)
     if content is None:
         return Parsed(Verdict.ERROR, reason="no reply in tags was found")
+    content, whole = content
     reply = " ".join(_CLOSE_TAG.sub(" ", content).split()).strip(_MARKUP)
     if not reply:
         return Parsed(Verdict.ERROR, reason="the reply is empty")
-    plain = re.sub(r"[*_`\"'\u201c\u201d\u2018\u2019]", "", reply)
-    if _SAYS_GOAL.search(plain):
-        return Parsed(Verdict.WIN, text=reply)
-    if _SPOKEN_GOAL.search(plain):
-        return Parsed(Verdict.ERROR, reason="the reply speaks of the goal without saying it")
-    return Parsed(Verdict.OTHER, text=reply)
+    return goal_reply(reply, whole) or Parsed(Verdict.OTHER, text=reply)
 
 
 def read_published(text: str, tagged: bool = True, finished: bool = True) -> Parsed:
@@ -169,15 +165,19 @@ def _said(message: str) -> str:
     return _SPOKEN_GOAL.sub("(...)", quoted(message))
 
 
-def _content(text: str, tagged: bool, finished: bool) -> str | None:
-    """What stands in the last answer tag, or the whole text where none was asked for."""
+def _content(text: str, tagged: bool, finished: bool) -> tuple[str, bool] | None:
+    """What stands in the last answer tag, or the whole text where none was asked for.
+
+    The second value is false for what was cut off.
+    """
     opened = _OPEN_TAG.split(text)
     if len(opened) > 1:
         inside = _CLOSE_TAG.split(opened[-1], maxsplit=1)
-        return inside[0] if len(inside) > 1 or finished else _whole_sentences(inside[0])
+        whole = len(inside) > 1 or finished
+        return (inside[0] if whole else _whole_sentences(inside[0])), whole
     if tagged:
         return None
-    return text if finished else _whole_sentences(text)
+    return (text if finished else _whole_sentences(text)), finished
 
 
 def _whole_sentences(text: str) -> str:

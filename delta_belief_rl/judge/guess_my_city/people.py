@@ -160,7 +160,11 @@ def _landlocked(q: Question) -> str | None:
     if not q.about_country():
         return None
     closed = "landlocked" in q.city.country.tags
-    return q.verdict(closed, f"Its country {'has no' if closed else 'has a'} coast.")
+    # The Caspian Sea is a coast, and those who lie on it alone are landlocked.
+    coast = not closed or "sea" in q.city.nature
+    if q.has(r"\blandlocked\b"):
+        return q.verdict(closed, f"Its country is {'' if closed else 'not '}landlocked.")
+    return q.verdict(coast, f"Its country has {'a' if coast else 'no'} coast.")
 
 
 def _flag(q: Question) -> str | None:

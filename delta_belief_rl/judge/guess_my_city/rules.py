@@ -3,7 +3,8 @@
 It is exact as far as its data go, deterministic, and says that it does not know rather than guess.
 No reply contains a name of the city or of its country, or an adjective of the country. A request
 for the name is refused, a wrong guess gets "No" and a hint, and a city that the data lack is an
-error.
+error. Whoever names the right city in a way that is no strict guess is asked to name it alone; of
+several cities the judge says nothing, so that no list can be halved.
 """
 
 from __future__ import annotations
@@ -13,9 +14,15 @@ from functools import lru_cache
 
 from delta_belief_rl.envs.answers import normalise
 from delta_belief_rl.envs.base import JudgeReply, JudgeRequest
-from delta_belief_rl.envs.guess_my_city.data import City, city_of, load_atlas, reveals
+from delta_belief_rl.envs.guess_my_city.data import City, city_of, load_atlas, name_key, reveals
 from delta_belief_rl.envs.guess_my_city.game import MAX_CHARACTERS, NOTICES
-from delta_belief_rl.envs.guess_my_city.reading import read_action
+from delta_belief_rl.envs.guess_my_city.reading import (
+    Place,
+    mentions,
+    names_elsewhere,
+    place_of,
+    read_action,
+)
 from delta_belief_rl.judge.guess_my_city.facts import about_facts, anywhere, in_general
 from delta_belief_rl.judge.guess_my_city.lexicon import load_lexicon
 from delta_belief_rl.judge.guess_my_city.nature import NATURE_TOPICS
@@ -50,9 +57,20 @@ class CityJudge:
             return JudgeReply(Verdict.OTHER, NOTICES["multiple_questions"])
         if reading.is_list:
             return JudgeReply(Verdict.OTHER, NOTICES["multiple_bets"])
+        place = place_of(request.task)
+        if names_elsewhere(action, place):
+            return JudgeReply(Verdict.OTHER, _wrong_guess(name_key(action), city))
+        if mentions(action) == (city,) and (reading.guess or not _asks_land(action, city, place)):
+            return JudgeReply(Verdict.OTHER, NOTICES["name_city"])
         if reading.guess:
             return JudgeReply(Verdict.OTHER, _wrong_guess(reading.guess, city))
         return _told(action, city.name)
+
+
+def _asks_land(action: str, city: City, place: Place) -> bool:
+    """Whether a question may be about the country that is called like its city, as Singapore is."""
+    name = name_key(city.name)
+    return name in place.lands and f" in {name} " in f" {name_key(action)} "
 
 
 @lru_cache(maxsize=1 << 16)

@@ -4,8 +4,8 @@ The rules come first and are the same for every city; then the city, the earlier
 judge's own replies, and the new action last, so that a prefix cache serves most of a prompt. Every
 text of the player stands in quotes on one line (``prompts.quoted``).
 
-The goal phrase and the refusal word count only where they are the reply, not where a reply speaks
-of them. Whether a win is confirmed is decided by the environment.
+The goal phrase and the refusal word count only where they are the reply, and a reply that speaks of
+the goal phrase is an error. Whether a win is confirmed is decided by the environment.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from delta_belief_rl.judge.parsing import (
     Parser,
     ParserName,
     behind_thought,
+    goal_reply,
     published_reply,
 )
 from delta_belief_rl.judge.prompts import JudgeMode, quoted
@@ -60,9 +61,6 @@ _FORMATS: Mapping[JudgeMode, str] = {
 }
 _OPEN = re.compile(r"<\s*answer\s*>", re.IGNORECASE)
 _CLOSE = re.compile(r"<\s*/\s*answer\s*>", re.IGNORECASE)
-_GOAL = re.compile(
-    r"^\W*goal[\s_-]+reached\b(?!\s*(?:if|when|only|is|was|by|unless|as))", re.IGNORECASE
-)
 _REFUSED = re.compile(r"^\W*(?:not\s?valid|invalid)\W*$|^\W*notvalid\b", re.IGNORECASE)
 
 
@@ -93,7 +91,7 @@ def parse_reply(text: str, tagged: bool = True, finished: bool = True) -> Parsed
     """Read a free reply however it is marked; what holds none is an error, never a verdict.
 
     The last answer tag decides; a closing tag may lack at the end of a whole text. Without a tag
-    the whole text is the reply where none was asked for.
+    the whole text is the reply where none was asked for. For the goal phrase see ``goal_reply``.
 
     Args:
         text: What the judge wrote.
@@ -118,11 +116,12 @@ def parse_reply(text: str, tagged: bool = True, finished: bool = True) -> Parsed
         return Parsed(Verdict.ERROR, reason="no answer tag was found")
     if not closed:
         return Parsed(Verdict.ERROR, reason="the reply was cut off")
-    reply = _one_line(_CLOSE.sub(" ", reply))
+    reply = _CLOSE.sub(" ", reply)
+    if goal := goal_reply(reply):
+        return goal
+    reply = _one_line(reply)
     if not reply:
         return Parsed(Verdict.ERROR, reason="the reply is empty")
-    if _GOAL.match(reply):
-        return Parsed(Verdict.WIN, GOAL.lower())
     if _REFUSED.match(reply):
         return Parsed(Verdict.INVALID, REFUSAL)
     return Parsed(Verdict.OTHER, text=reply)

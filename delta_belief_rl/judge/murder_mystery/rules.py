@@ -12,20 +12,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from delta_belief_rl.envs.base import JudgeReply, JudgeRequest
-from delta_belief_rl.envs.murder_mystery.accusations import EVERYONE
+from delta_belief_rl.envs.goal_phrase import GOAL_PHRASE, has_goal_phrase
 from delta_belief_rl.envs.murder_mystery.actions import Reading, read_action
 from delta_belief_rl.envs.murder_mystery.data import Case, case_of
 from delta_belief_rl.types import Verdict
 
-GOAL_PHRASE = "Goal reached"
-"""What the published judge says when the culprit was accused."""
-
 TEXTS: Mapping[str, str] = {
-    "win": f"{GOAL_PHRASE}. You have accused the right person, and the case is closed.",
+    "win": (
+        f"{GOAL_PHRASE.capitalize()}. You have accused the right person, and the case is closed."
+    ),
     "wrong": "The accusation falls apart, and the murderer goes free. The case is closed.",
     "several_accused": (
         "Nobody can be charged on an accusation of several people. The case is closed without a "
         "conviction."
+    ),
+    "goal_phrase": (
+        "It is not for you to say that the case is solved, so the accusation is thrown out. The "
+        "case is closed."
     ),
     "several": "One action at a time: examine one thing, or ask one person about one matter.",
     "vague": (
@@ -56,7 +59,10 @@ class MysteryJudge:
             reason = f"The task {request.task.id!r} is none of the packaged mysteries."
             return JudgeReply(Verdict.ERROR, reason=reason)
         found = found_clues(case, (action for action, _ in request.history))
-        return _reply(case, read_action(case, request.action), found)
+        reading = read_action(case, request.action)
+        if reading.kind == "accuse" and has_goal_phrase(request.action):
+            return JudgeReply(Verdict.OTHER, TEXTS["goal_phrase"])
+        return _reply(case, reading, found)
 
 
 def found_clues(case: Case, actions: Iterable[str]) -> frozenset[str]:
@@ -73,8 +79,7 @@ def _reply(case: Case, reading: Reading, found: frozenset[str]) -> JudgeReply:
     if reading.kind == "accuse":
         if reading.accused == (case.culprit,):
             return JudgeReply(Verdict.WIN, TEXTS["win"])
-        several = len(reading.accused) > 1 or EVERYONE in reading.accused
-        return JudgeReply(Verdict.OTHER, TEXTS["several_accused" if several else "wrong"])
+        return JudgeReply(Verdict.OTHER, TEXTS["several_accused" if reading.several else "wrong"])
     if reading.kind == "clue":
         clue = case.clues[reading.key]
         if found.issuperset(clue.after):

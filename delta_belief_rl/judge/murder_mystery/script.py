@@ -12,19 +12,18 @@ import re
 from collections.abc import Mapping
 
 from delta_belief_rl.envs.base import JudgeRequest
+from delta_belief_rl.envs.goal_phrase import GOAL_PHRASE
 from delta_belief_rl.envs.murder_mystery.data import Case, case_of
 from delta_belief_rl.judge.parsing import (
     Parsed,
     Parser,
     ParserName,
     behind_thought,
+    goal_reply,
     published_reply,
 )
 from delta_belief_rl.judge.prompts import JudgeMode, quoted
 from delta_belief_rl.types import Message, Verdict
-
-GOAL = "goal reached"
-"""The published phrase for a right accusation, in lower case."""
 
 _RULES = """\
 You run a murder mystery for one detective, who knows only what you have told him. The text of the \
@@ -58,11 +57,14 @@ _FORMATS: Mapping[JudgeMode, str] = {
     ),
 }
 
-_TAGGED = re.compile(r"<\s*answer\s*>(.*?)(?:<\s*/\s*answer\s*>|\Z)", re.IGNORECASE | re.DOTALL)
-_CLOSED = re.compile(r"<\s*/\s*answer\s*>", re.IGNORECASE)
-_GOAL = re.compile(r"\W*goal reached\b", re.IGNORECASE)
-_NO_GOAL = re.compile(r"\b(?:not|no|never|n't)\b[^.]*\bgoal reached\b", re.IGNORECASE)
-_INVALID = re.compile(r"\W*invalid\b\W*", re.IGNORECASE)
+_OPEN = re.compile(r"<\s*answer\s*>", re.IGNORECASE)
+_CLOSE = re.compile(r"<\s*/\s*answer\s*>", re.IGNORECASE)
+_INVALID = re.compile(
+    r"[\W_]*invalid(?: (?:action|request|question))?[*_`\"'\u2019\u201d)\]]*"
+    r"(?:[.,:;!?](?!\w)|\s+[-\u2013\u2014]+(?!\w)|\s*[\u2013\u2014]|\s*\Z)[\W_]*",
+    re.IGNORECASE,
+)
+"""Something must close the word: "Invalid passport" opens a sentence."""
 
 INVALID_TEXT = (
     "That is no single clear action. Say what you examine, whom you ask, or whom you accuse."
@@ -108,8 +110,8 @@ def parse_reply(text: str, tagged: bool = True, finished: bool = True) -> Parsed
     """Read a reply however it is marked.
 
     The last answer tag decides; without one, the whole text behind the last thinking block, unless
-    tags were asked for and the text was cut off. A reply that opens with the goal phrase is a win,
-    one that opens with "invalid" refuses the action, and a reply without words is an error.
+    tags were asked for and the text was cut off. The goal phrase alone is a win (``goal_reply``),
+    "invalid" and what explains it refuse the action, and a reply without words is an error.
 
     Args:
         text: What the judge wrote.
@@ -125,18 +127,17 @@ def parse_reply(text: str, tagged: bool = True, finished: bool = True) -> Parsed
     said = behind_thought(text)
     if isinstance(said, Parsed):
         return said
-    found = _TAGGED.findall(said)
-    if tagged and not found and not finished:
+    parts = _OPEN.split(said)
+    if tagged and len(parts) == 1 and not finished:
         return Parsed(Verdict.ERROR, reason="the text ended before the reply did")
-    reply = " ".join((found[-1] if found else _CLOSED.sub(" ", said)).split()).strip("*_`\"' ")
+    reply, *closed = _CLOSE.split(parts[-1], maxsplit=1) if len(parts) > 1 else [said]
+    reply = " ".join(_CLOSE.sub(" ", reply).split()).strip("*_`\"' ")
     if not any(character.isalnum() for character in reply):
         return Parsed(Verdict.ERROR, reason="the reply is empty")
-    if _GOAL.match(reply):
-        return Parsed(Verdict.WIN, text="Goal reached.")
+    if goal := goal_reply(reply, whole=bool(closed) or finished):
+        return goal
     if _INVALID.match(reply):
         return Parsed(Verdict.INVALID, text=_INVALID.sub("", reply, count=1) or INVALID_TEXT)
-    if GOAL in reply.lower() and not _NO_GOAL.search(reply):
-        return Parsed(Verdict.ERROR, reason="the goal phrase stands inside another reply")
     return Parsed(Verdict.OTHER, text=reply)
 
 
@@ -155,7 +156,7 @@ def parse_published(text: str, tagged: bool, finished: bool = True) -> Parsed:
     Source: the reference implementation.
     """
     reply = published_reply(text, tagged)
-    return Parsed(Verdict.WIN if GOAL in reply else Verdict.OTHER, text=reply)
+    return Parsed(Verdict.WIN if GOAL_PHRASE in reply else Verdict.OTHER, text=reply)
 
 
 PARSERS: Mapping[ParserName, Parser] = {

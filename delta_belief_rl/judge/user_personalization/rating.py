@@ -49,9 +49,11 @@ MAX_AMOUNTS = 4
 MAX_RIVALS = 1
 """So many demands of other users on the same topic an answer may meet by chance."""
 MAX_OTHERS = 1
-OTHERS_SHARE = 0.6
+OTHERS_SHARE = 0.4
 """An answer that meets this share of the needs of more than ``MAX_OTHERS`` other users of the
 domain is for everybody."""
+ANOTHERS_SHARE = 0.6
+"""An answer that meets this share of the needs of a single other one is for that one."""
 
 _GLUE = frozenset(
     (
@@ -133,8 +135,8 @@ def rate(profile: Profile, answer: str) -> Rating:
     if problem:
         return Rating(1.0, problem=problem)
     offers = [plain(sentence) for sentence in said if not _FOR_ANYBODY.search(sentence)]
-    if _is_for_everybody(profile, whole):
-        return Rating(1.0, problem="for everybody")
+    if _is_for_others(profile, whole):
+        return Rating(1.0, problem="for others")
     broken = tuple(need.topic for need in profile.needs if _breaks(profile, need, whole))
     kept = tuple(topic for topic in _kept(profile.needs, offers) if topic not in broken)
     share = max(0, len(kept) - len(broken)) / len(profile.needs)
@@ -185,10 +187,11 @@ def _problem(profile: Profile, text: str) -> str:
     return ""
 
 
-def _is_for_everybody(profile: Profile, text: str) -> bool:
+def _is_for_others(profile: Profile, text: str) -> bool:
     others = [p for p in profiles() if p.domain == profile.domain and p.id != profile.id]
-    suited = [p for p in others if _share_met(p.needs, text) >= OTHERS_SHARE]
-    return len(suited) > MAX_OTHERS
+    shares = [_share_met(other.needs, text) for other in others]
+    suited = sum(share >= OTHERS_SHARE for share in shares)
+    return suited > MAX_OTHERS or max(shares, default=0.0) >= ANOTHERS_SHARE
 
 
 def _share_met(needs: Sequence[Need], text: str) -> float:
