@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from delta_belief_rl.cluster import app
 from delta_belief_rl.envs.worlds import table
 from delta_belief_rl.judge import build
+from delta_belief_rl.trainer import environments
 from tests.runs import STEPS, Killed, Trace, assert_same_run, metrics_of, play, state_of, words
 
 MOMENTS = int(os.environ.get("DBRL_MOMENTS", "4"))
@@ -25,7 +25,7 @@ def _worlds_are_read_once() -> None:
     """Reading the world file is a good part of a tiny run."""
     once = lru_cache(table.load_world)
     with pytest.MonkeyPatch.context() as patch:
-        for module in (app, build):
+        for module in (environments, build):
             patch.setattr(module, "load_world", once)
         yield
 

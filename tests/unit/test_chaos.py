@@ -49,7 +49,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Running:
 
 
 def hit(run: Running, wound: Wound | None, *events: dict[str, Any], limit: float = 5) -> Any:
-    """Inject a fault after which the run writes some events and then step 4."""
+    """Inject a fault after which the run writes some events and then step 5."""
 
     def fault(_run: Running, _rng: random.Random) -> Wound | None:
         for event in events:
@@ -62,7 +62,7 @@ def hit(run: Running, wound: Wound | None, *events: dict[str, Any], limit: float
 
 
 def goes_on(run: Running) -> None:
-    run.keeper = Keeper(lambda: append(run.out / "metrics.jsonl", {"step": 4}))
+    run.keeper = Keeper(lambda: append(run.out / "metrics.jsonl", {"step": 5}))
 
 
 def test_a_fault_that_costs_nothing_is_a_row(run: Running) -> None:

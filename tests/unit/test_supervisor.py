@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -136,6 +136,15 @@ def test_H6_a_failure_may_come_from_another_thread() -> None:
     thread.join()
 
 
+@pytest.fixture
+def _ctrl_c_is_heard() -> Iterator[None]:
+    """In the background of a shell it is ignored from the start."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_ctrl_c_is_heard")
 def test_ctrl_c_is_left_to_asyncio() -> None:
     def press() -> None:
         os.kill(os.getpid(), signal.SIGINT)
