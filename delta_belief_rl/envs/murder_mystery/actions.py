@@ -113,6 +113,7 @@ def read_action(case: Case, text: str) -> Reading:
     """What a text asks for.
 
     Example:
+        >>> from delta_belief_rl.envs.murder_mystery.data import load_cases
         >>> case = load_cases()[0]
         >>> read_action(case, "Why is the sky blue?").kind
         'vague'
