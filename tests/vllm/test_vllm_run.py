@@ -107,7 +107,7 @@ def test_J1_J2_a_judge_whose_engine_is_killed_is_replaced_and_every_question_is_
 
     asyncio.run(asyncio.wait_for(play(), START_SECONDS))
     assert restarts == [0, 1]
-    run: Any = SimpleNamespace(judge=pool)
+    run: Any = SimpleNamespace(judge=pool, cfg=cfg)
     metrics = judge_metrics(run, games=3)
     assert metrics["judge/restarts"] == 2.0
     assert metrics["judge/calls"] == 24.0
