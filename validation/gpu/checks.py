@@ -136,6 +136,7 @@ def train_words(site: Site, check: str) -> list[str]:
         "actor_rollout_ref.actor.optim.lr=5.0e-4",
         f"trainer.total_training_steps={site.steps}",
         "trainer.test_freq=10",
+        f"trainer.final_test={str(site.final_test).lower()}",
         "trainer.resume_mode=auto",
         f"trainer.experiment_name={check}",
         f"trainer.output_dir={site.run(check)}",

@@ -209,6 +209,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--warm-minutes", type=float, default=default.warm_minutes)
     parser.add_argument("--teach-minutes", type=float, default=default.teach_minutes)
     parser.add_argument("--steps", type=int, default=default.steps, help="of each training")
+    parser.add_argument(
+        "--no-final-test", action="store_true", help="trainings leave the test secrets alone"
+    )
     parser.add_argument("--dry-run", action="store_true", help="print the checks and stop")
     return parser.parse_args(argv)
 
@@ -245,6 +248,7 @@ def make_site(args: argparse.Namespace) -> Site:
         warm_minutes=args.warm_minutes,
         teach_minutes=args.teach_minutes,
         steps=args.steps,
+        final_test=not args.no_final_test,
     )
 
 

@@ -23,6 +23,7 @@ class Site:
         warm_minutes: Training of the warm start.
         teach_minutes: Training of the judge.
         steps: Training steps of the runs that shall raise the win rate.
+        final_test: Whether these play the test secrets before and after.
         python: The interpreter of every command.
     """
 
@@ -35,6 +36,7 @@ class Site:
     warm_minutes: float = 6.5
     teach_minutes: float = 2.0
     steps: int = 30
+    final_test: bool = True
     python: str = sys.executable
 
     @property
