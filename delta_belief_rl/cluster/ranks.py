@@ -130,8 +130,9 @@ def join_ranks(
     # NCCL is told its GPU, so that its communicator is there before the first collective and
     # a barrier does not guess one.
     gpu = torch.device("cuda", torch.cuda.current_device()) if device.startswith("cuda") else None
-    # After a collective's timeout torch would wait another minute for a dump of what NCCL did last.
-    os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")
+    # After a collective's timeout torch lets four times this pass before it ends the process, a
+    # minute by default, whether or not there is anything to dump.
+    os.environ.setdefault("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "1000")
     dist.init_process_group(
         "gloo" if gpu is None else "nccl",
         store=store,
