@@ -173,10 +173,26 @@ def test_the_benchmark_is_read_into_ways_and_a_difference_breaks_its_claim(tmp_p
     assert broken(bad) == ["update: largest difference of the loss"]
 
 
-def test_the_doctors_failed_checks_are_broken_claims() -> None:
-    found = reading.doctor(ROOT / "validation" / "gpu" / "doctor_bf16.json")
-    body = json.loads((ROOT / "validation" / "gpu" / "doctor_bf16.json").read_text())
-    assert broken(found) == [one["name"] for one in body["checks"] if one["passed"] is False]
+def test_the_doctors_failed_checks_are_broken_claims(tmp_path: Path) -> None:
+    record = json.loads((ROOT / "validation" / "gpu" / "doctor_bf16.json").read_text())
+    body = record["figures"]
+    stdout = tmp_path / "stdout"
+    stdout.write_text(json.dumps(body))
+    assert len(reading.doctor(stdout).claims) == len(record["claims"]) > 10
+    assert broken(reading.doctor(stdout)) == []
+    body["checks"][3]["passed"] = False
+    stdout.write_text(json.dumps(body))
+    assert broken(reading.doctor(stdout)) == [body["checks"][3]["name"]]
+
+
+def test_what_ray_prints_of_its_processes_is_no_line_of_a_test(tmp_path: Path) -> None:
+    printed = "kill: after 5.7 s\n#x1B[33m(raylet)#x1B[0m A worker died: see the log\nno colon"
+    junit = tmp_path / "junit.xml"
+    junit.write_text(
+        "<testsuites><testsuite><testcase name='t' time='1.0'>"
+        f"<system-out>{printed}</system-out></testcase></testsuite></testsuites>"
+    )
+    assert reading.tests(junit).figures["tests"][0]["printed"] == ["kill: after 5.7 s"]
 
 
 def test_warm_start_and_judge_are_held_to_what_training_needs(tmp_path: Path) -> None:

@@ -263,7 +263,10 @@ def tests(junit: Path) -> Findings:
 
 def _told(line: str) -> bool:
     """Whether a line is the test's own rather than a log's or a heading of pytest's."""
-    return ": " in line and not line.startswith(("(", "[", "INFO", "WARNING", "ERROR", "-"))
+    # Ray colours what it prints of its processes; a report in XML writes the escape out.
+    coloured = "\x1b" in line or "#x1B" in line
+    heads = ("(", "[", "INFO", "WARNING", "ERROR", "-")
+    return ": " in line and not coloured and not line.startswith(heads)
 
 
 def bench(stdout: Path) -> Findings:

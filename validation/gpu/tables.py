@@ -195,6 +195,22 @@ def training(records: Records) -> str:
     return markdown(["judge", "evaluated on", "strict win before", "after", "gain"], rows)
 
 
+def won(records: Records) -> str:
+    """Share of the games of each training step that were won by the strict rule."""
+    runs = dict(records.present(TRAININGS))
+    steps = max((figures["steps"] for figures in runs.values()), default=0)
+    rows = [
+        [str(step + 1), *(_share(figures["train_strict"], step) for figures in runs.values())]
+        for step in range(steps)
+    ]
+    return markdown(["step", *runs], rows)
+
+
+def _share(rates: Sequence[float | None], step: int) -> str:
+    rate = rates[step] if step < len(rates) else None
+    return "" if rate is None else f"{100 * rate:.1f} %"
+
+
 def _evaluations(
     figures: Mapping[str, Any], gain: Mapping[str, Any]
 ) -> tuple[dict[str, float], dict[str, float]]:
@@ -272,11 +288,14 @@ def _bytes(size: float) -> str:
 
 def warm_start(records: Records) -> str:
     """What the warm start plays like, by turn budget."""
-    measured = records.figures("warm_start")["measured"]
+    figures = records.figures("warm_start")
+    measured, played = figures["measured"], figures["settings"]["max_turns"]
     rows = [
         [turns, f"{100 * rate:.1f} % [{100 * low:.1f}, {100 * high:.1f}]"]
         for turns, rate in measured["strict_win"].items()
         for low, high in [measured["strict_win_interval"][turns]]
+        # Games end after so many turns, so that larger budgets say nothing of their own.
+        if int(turns) <= played
     ]
     return markdown(["turns", f"strict win in {measured['games']} games, temperature 1"], rows)
 
@@ -318,6 +337,7 @@ TABLES: dict[str, Callable[[Records], str]] = {
     for table in (
         checks,
         training,
+        won,
         gaps,
         seconds,
         memory,
