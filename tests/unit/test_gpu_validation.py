@@ -495,15 +495,21 @@ LINES: dict[str, Callable[[Site], list[str]]] = {
 """Overrides by check."""
 
 
-@pytest.mark.parametrize("total", [H200, A100], ids=["141 GB", "80 GB"])
+@pytest.mark.parametrize(
+    ("total", "graphs"),
+    [(H200, False), (A100, False), (H200, True)],
+    ids=["141 GB", "80 GB", "141 GB, graphs"],
+)
 @pytest.mark.parametrize("name", LINES)
 def test_every_override_line_has_a_plan_that_can_run_and_fits_beside_the_others(
     name: str,
     total: int,
+    graphs: bool,
     models: Site,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    models = replace(models, decode_graphs=graphs)
     (one,) = [one for one in checks.all_checks(models) if one.name == name]
     capability = (9, 0) if total == H200 else (8, 0)
     count = max(1, one.gpus)
@@ -538,6 +544,16 @@ def test_the_command_lines_of_the_checks_are_those_of_the_lines_above(models: Si
             assert command[0] == sys.executable
             if "train.py" in command:
                 assert list(command[2:]) == LINES[one.name](models)
+
+
+def test_decode_graphs_are_asked_of_every_engine_and_nothing_else_changes(models: Site) -> None:
+    for name, words in LINES.items():
+        eager, graphs = words(models), words(replace(models, decode_graphs=True))
+        asked = [word for word in graphs if "compilation_config" in word]
+        assert len(asked) == (2 if "judge" in name or "paper" in name else 1), name
+        kept = [word for word in eager if "enforce_eager" not in word]
+        own = [word for word in graphs if word not in asked and "enforce_eager" not in word]
+        assert own == kept
 
 
 def commands_of(site: Site, *names: str) -> list[Sequence[str]]:

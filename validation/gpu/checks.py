@@ -23,6 +23,7 @@ JUDGE_LEAST = 0.9
 PAPER_STEPS = 2
 """The second step plays with an adapter that the first one has trained."""
 GB = 1_000_000_000
+ENGINES = ("actor_rollout_ref", "judge_rollout")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,16 +103,30 @@ def teach(site: Site) -> list[Command]:
     ]
 
 
+def graph_words(site: Site, engine: str) -> list[str]:
+    """How an engine (``actor_rollout_ref`` or ``judge_rollout``) runs its decode steps.
+
+    Compiled graphs make a start take minutes. Graphs of decode steps alone need no compilation.
+    """
+    if not site.decode_graphs:
+        return [f"{engine}.rollout.enforce_eager=true"]
+    graphs = "{mode: 0, cudagraph_mode: FULL_DECODE_ONLY}"
+    return [
+        f"{engine}.rollout.enforce_eager=false",
+        f"+{engine}.rollout.engine_kwargs.vllm.compilation_config={graphs}",
+    ]
+
+
 def policy_words(site: Site, model: str | Path) -> list[str]:
     """``experiment=smollm2_gpu`` with engines that start soon and know the size of their cache.
 
     A given size spares the engine to measure what is free, which fails where another process on the
-    card gives memory back meanwhile. Without CUDA graphs a step takes longer and a start much less.
+    card gives memory back meanwhile.
     """
     return [
         "experiment=smollm2_gpu",
         f"actor_rollout_ref.model.path={model}",
-        "actor_rollout_ref.rollout.enforce_eager=true",
+        *graph_words(site, "actor_rollout_ref"),
         f"actor_rollout_ref.rollout.kv_cache_memory_bytes={8 * GB}",
     ]
 
@@ -121,7 +136,7 @@ def judge_words(site: Site) -> list[str]:
     return [
         "judge=taught_vllm",
         f"judge_rollout.model.path={site.judge}",
-        "judge_rollout.rollout.enforce_eager=true",
+        *graph_words(site, "judge_rollout"),
         f"judge_rollout.rollout.kv_cache_memory_bytes={8 * GB}",
         "judge_rollout.max_error_rate=0.2",
     ]
@@ -243,6 +258,7 @@ def paper_words(site: Site, check: str) -> list[str]:
         "data.train_files=[package:twenty_questions/train]",
         "data.val_files=[package:twenty_questions/val]",
         f"actor_rollout_ref.model.path={site.made(ACTOR_SHAPE)}",
+        *(word for pool in ENGINES if site.decode_graphs for word in graph_words(site, pool)),
         "actor_rollout_ref.rollout.gpu_memory_utilization=0.2",
         f"actor_rollout_ref.rollout.kv_cache_memory_bytes={20 * GB}",
         f"judge_rollout.model.path={site.made(judge)}",

@@ -212,6 +212,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--no-final-test", action="store_true", help="trainings leave the test secrets alone"
     )
+    parser.add_argument(
+        "--decode-graphs",
+        action="store_true",
+        help="engines with CUDA graphs of their decode steps, without compilation",
+    )
     parser.add_argument("--dry-run", action="store_true", help="print the checks and stop")
     return parser.parse_args(argv)
 
@@ -249,6 +254,7 @@ def make_site(args: argparse.Namespace) -> Site:
         teach_minutes=args.teach_minutes,
         steps=args.steps,
         final_test=not args.no_final_test,
+        decode_graphs=args.decode_graphs,
     )
 
 

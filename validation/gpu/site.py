@@ -24,6 +24,7 @@ class Site:
         teach_minutes: Training of the judge.
         steps: Training steps of the runs that shall raise the win rate.
         final_test: Whether these play the test secrets before and after.
+        decode_graphs: Whether engines have CUDA graphs of their decode steps, without compilation.
         python: The interpreter of every command.
     """
 
@@ -37,6 +38,7 @@ class Site:
     teach_minutes: float = 2.0
     steps: int = 30
     final_test: bool = True
+    decode_graphs: bool = False
     python: str = sys.executable
 
     @property
