@@ -14,7 +14,7 @@ import ray
 
 from delta_belief_rl.cluster.machines import find_machines
 from delta_belief_rl.cluster.network import address_of, communication_env, describe
-from delta_belief_rl.cluster.ray_env import EVERY_START, OWN_HEAD
+from delta_belief_rl.cluster.ray_env import EVERY_START, OWN_HEAD, OWN_TOKEN
 from delta_belief_rl.cluster.ray_watch import watched
 from delta_belief_rl.cluster.reaper import MARK, Reaper
 from delta_belief_rl.cluster.scratch import make_scratch, note_owner
@@ -62,6 +62,7 @@ def ray_session(
         return
     for name, value in OWN_HEAD.items():
         os.environ.setdefault(name, value)
+    _keep_own_token()
     folder, private = make_scratch(settings.temp_dir or os.environ.get("RAY_TMPDIR"))
     with _nothing_left(folder, private=private):
         with _own_sigterm():
@@ -78,6 +79,16 @@ def ray_session(
         print(f"network: {describe(ray.util.get_node_ip_address())}", file=sys.stderr)
         with watched(on_lost):
             yield
+
+
+def _keep_own_token() -> None:
+    """Let this process and its workers have a secret of their own to know each other by.
+
+    Ray would write one into the home folder, which may not be writable, and two first starts at
+    once would overwrite each other's.
+    """
+    if not any(os.environ.get(name) for name in OWN_TOKEN):
+        os.environ[OWN_TOKEN[0]] = secrets.token_hex(32)
 
 
 def _address(settings: RayInit) -> str | None:

@@ -25,6 +25,9 @@ OWN_HEAD = {
 }
 """The same, of a Ray that is the run's own."""
 
+OWN_TOKEN = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE")
+"""How a user tells Ray what its processes know each other by; the first one holds the secret."""
+
 
 def is_short(folder: str) -> bool:
     """Whether Ray's sockets fit below a folder."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -52,6 +53,35 @@ def test_N2_two_runs_on_one_host_do_not_meet() -> None:
         assert other.poll() is None
     finally:
         other.communicate("\n", timeout=60)
+
+
+HOMELESS = """
+import ray
+from delta_belief_rl.cluster.ray_app import ray_session
+from delta_belief_rl.config.schema_trainer import RayInit
+for _ in range(2):
+    with ray_session(RayInit(), 1, 0):
+        print(ray.get(ray.remote(num_cpus=1)(lambda: 7).remote(), timeout=60))
+"""
+
+
+@pytest.mark.slow
+def test_N2_a_private_ray_keeps_nothing_in_the_home_folder(tmp_path: Path) -> None:
+    """Twice in one process; a file stands where the folder of a home would be."""
+    home = tmp_path / "home"
+    home.write_text("")
+    said = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE", "HOME")
+    kept = {name: value for name, value in os.environ.items() if name not in said}
+    done = subprocess.run(
+        [sys.executable, "-c", HOMELESS],
+        cwd=ROOT,
+        env=kept | {"HOME": str(home)},
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["7", "7"]
 
 
 @pytest.mark.slow
