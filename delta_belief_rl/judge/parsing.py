@@ -78,6 +78,9 @@ _GOAL_SPOKEN = re.compile(r"goal[\W_]{0,5}reached", re.IGNORECASE)
 
 _THOUGHT = re.compile(r".*</think(?:ing)?>", re.IGNORECASE | re.DOTALL)
 _THINKING = re.compile(r"<think(?:ing)?>", re.IGNORECASE)
+_FREE_OPEN = re.compile(r"<\s*answer\s*>", re.IGNORECASE)
+_FREE_CLOSE = re.compile(r"<\s*/\s*answer\s*>", re.IGNORECASE)
+_GOES_ON = re.compile(r"[^\S\n]*[,;:\u2013\u2014-]?[^\S\n]*[^\W\d_A-Z]")
 _OPEN, _CLOSE = re.compile(r"<\s*answer\s*>"), re.compile(r"<\s*/\s*answer\s*>")
 _MARKUP = re.compile(
     r"[*_`\"'#~$\u2018\u2019\u201c\u201d\u00ab\u00bb\u300c\u300d]+|\\(?:boxed|text)"
@@ -120,6 +123,39 @@ def behind_thought(text: str) -> str | Parsed:
     return text
 
 
+@dataclass(frozen=True, slots=True)
+class Tagged:
+    """What stands in the last answer tag of a text.
+
+    Attributes:
+        content: Without further tags.
+        closed: The tag has a closing one; else the text ends in it.
+        last: The sentence does not go on behind the closing tag. A judge may well explain itself
+            there, but "I would write <answer>...</answer> if ..." is no reply.
+    """
+
+    content: str
+    closed: bool
+    last: bool
+
+
+def last_tag(text: str) -> Tagged | None:
+    """The last answer tag of a text, in any case; None where it has none.
+
+    Example:
+        >>> last_tag("Hm. <answer>It is locked.</answer>")
+        Tagged(content='It is locked.', closed=True, last=True)
+        >>> last_tag("I would write <answer>Goal reached</answer> if it were so.").last
+        False
+    """
+    _, *opened = _FREE_OPEN.split(text)
+    if not opened:
+        return None
+    content, *behind = _FREE_CLOSE.split(opened[-1])
+    goes_on = bool(behind) and _GOES_ON.match(behind[-1]) is not None
+    return Tagged(" ".join([content, *behind[:-1]]), bool(behind), not goes_on)
+
+
 def goal_reply(reply: str, whole: bool = True) -> Parsed | None:
     """What a free reply says of the goal; None where it does not speak of it.
 
@@ -129,7 +165,8 @@ def goal_reply(reply: str, whole: bool = True) -> Parsed | None:
 
     Args:
         reply: Without tags and thoughts.
-        whole: False for a reply that the token limit may have cut off: more might have followed.
+        whole: False for a reply whose sentence goes on, or might have gone on where the token
+            limit cut it off.
 
     Example:
         >>> goal_reply("**Goal reached!**").verdict, goal_reply("Goal reached - not yet.").verdict

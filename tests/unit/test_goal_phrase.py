@@ -76,7 +76,27 @@ def test_J12_a_phrase_that_was_cut_off_is_no_win(read: Parser) -> None:
     for text in ("Goal reached", "Goal reached."):
         assert read(text, False, False).verdict is Verdict.ERROR
         assert read(f"<answer>{text}", True, False).verdict is Verdict.ERROR
-        assert read(f"<answer>{text}</answer> and", True, False).verdict is Verdict.WIN
+        assert read(f"<answer>{text}</answer>\nand", True, False).verdict is Verdict.WIN
+
+
+@READERS
+@pytest.mark.parametrize("finished", [True, False])
+def test_J12_J14_a_tag_inside_a_sentence_is_no_win_and_one_that_is_explained_is(
+    read: Parser, finished: bool
+) -> None:
+    tag = "<answer>Goal reached</answer>"
+    for behind in (
+        " if he had named it.",
+        ", were it so",
+        " \u2014 but he has not",
+        " when",
+        ": not",
+    ):
+        said = read(f"I would only write {tag}{behind}", True, finished)
+        assert said.verdict is Verdict.ERROR, behind
+    for behind in ("", ".", " The player named it.", "\n\nthe player named it", " (He named it.)"):
+        assert read(f"So: {tag}{behind}", True, finished).verdict is Verdict.WIN, behind
+    assert read(f"First {tag} if so. <answer>No.</answer>", True, finished).verdict is Verdict.OTHER
 
 
 def test_other_replies_are_left_to_the_script() -> None:

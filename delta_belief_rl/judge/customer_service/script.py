@@ -25,6 +25,7 @@ from delta_belief_rl.judge.parsing import (
     ParserName,
     behind_thought,
     goal_reply,
+    last_tag,
     published_reply,
 )
 from delta_belief_rl.judge.prompts import JudgeMode, quoted
@@ -61,8 +62,6 @@ _FORMATS: dict[JudgeMode, str] = {
 }
 
 _SPOKEN_GOAL = re.compile(r"goal[\W_]{0,5}reached", re.IGNORECASE)
-_OPEN_TAG = re.compile(r"<\s*answer\s*>", re.IGNORECASE)
-_CLOSE_TAG = re.compile(r"<\s*/\s*answer\s*>", re.IGNORECASE)
 _MARKUP = "*_`\"'\u201c\u201d\u2018\u2019# "
 
 
@@ -105,7 +104,7 @@ def read_grammar(text: str, tagged: bool = True, finished: bool = True) -> Parse
     if content is None:
         return Parsed(Verdict.ERROR, reason="no reply in tags was found")
     content, whole = content
-    reply = " ".join(_CLOSE_TAG.sub(" ", content).split()).strip(_MARKUP)
+    reply = " ".join(content.split()).strip(_MARKUP)
     if not reply:
         return Parsed(Verdict.ERROR, reason="the reply is empty")
     return goal_reply(reply, whole) or Parsed(Verdict.OTHER, text=reply)
@@ -168,16 +167,16 @@ def _said(message: str) -> str:
 def _content(text: str, tagged: bool, finished: bool) -> tuple[str, bool] | None:
     """What stands in the last answer tag, or the whole text where none was asked for.
 
-    The second value is false for what was cut off.
+    The second value is false for what was cut off, and for a tag that more words follow.
     """
-    opened = _OPEN_TAG.split(text)
-    if len(opened) > 1:
-        inside = _CLOSE_TAG.split(opened[-1], maxsplit=1)
-        whole = len(inside) > 1 or finished
-        return (inside[0] if whole else _whole_sentences(inside[0])), whole
-    if tagged:
-        return None
-    return (text if finished else _whole_sentences(text)), finished
+    tag = last_tag(text)
+    if tag is None:
+        if tagged:
+            return None
+        return (text if finished else _whole_sentences(text)), finished
+    if tag.closed or finished:
+        return tag.content, tag.last
+    return _whole_sentences(tag.content), False
 
 
 def _whole_sentences(text: str) -> str:

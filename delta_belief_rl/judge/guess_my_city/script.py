@@ -20,6 +20,7 @@ from delta_belief_rl.judge.parsing import (
     ParserName,
     behind_thought,
     goal_reply,
+    last_tag,
     published_reply,
 )
 from delta_belief_rl.judge.prompts import JudgeMode, quoted
@@ -59,8 +60,6 @@ _FORMATS: Mapping[JudgeMode, str] = {
         "example: <answer>The city lies on a large river.</answer>"
     ),
 }
-_OPEN = re.compile(r"<\s*answer\s*>", re.IGNORECASE)
-_CLOSE = re.compile(r"<\s*/\s*answer\s*>", re.IGNORECASE)
 _REFUSED = re.compile(r"^\W*(?:not\s?valid|invalid)\W*$|^\W*notvalid\b", re.IGNORECASE)
 
 
@@ -107,17 +106,13 @@ def parse_reply(text: str, tagged: bool = True, finished: bool = True) -> Parsed
     said = behind_thought(text)
     if isinstance(said, Parsed):
         return said
-    parts = _OPEN.split(said)
-    reply, closed = said, finished
-    if len(parts) > 1:
-        reply, *rest = _CLOSE.split(parts[-1], maxsplit=1)
-        closed = bool(rest) or finished
-    elif tagged:
+    tag = last_tag(said)
+    if tag is None and tagged:
         return Parsed(Verdict.ERROR, reason="no answer tag was found")
-    if not closed:
+    reply = said if tag is None else tag.content
+    if not finished and not (tag is not None and tag.closed):
         return Parsed(Verdict.ERROR, reason="the reply was cut off")
-    reply = _CLOSE.sub(" ", reply)
-    if goal := goal_reply(reply):
+    if goal := goal_reply(reply, whole=tag is None or tag.last):
         return goal
     reply = _one_line(reply)
     if not reply:

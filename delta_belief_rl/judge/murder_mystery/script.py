@@ -20,6 +20,7 @@ from delta_belief_rl.judge.parsing import (
     ParserName,
     behind_thought,
     goal_reply,
+    last_tag,
     published_reply,
 )
 from delta_belief_rl.judge.prompts import JudgeMode, quoted
@@ -57,8 +58,6 @@ _FORMATS: Mapping[JudgeMode, str] = {
     ),
 }
 
-_OPEN = re.compile(r"<\s*answer\s*>", re.IGNORECASE)
-_CLOSE = re.compile(r"<\s*/\s*answer\s*>", re.IGNORECASE)
 _INVALID = re.compile(
     r"[\W_]*invalid(?: (?:action|request|question))?[*_`\"'\u2019\u201d)\]]*"
     r"(?:[.,:;!?](?!\w)|\s+[-\u2013\u2014]+(?!\w)|\s*[\u2013\u2014]|\s*\Z)[\W_]*",
@@ -127,14 +126,14 @@ def parse_reply(text: str, tagged: bool = True, finished: bool = True) -> Parsed
     said = behind_thought(text)
     if isinstance(said, Parsed):
         return said
-    parts = _OPEN.split(said)
-    if tagged and len(parts) == 1 and not finished:
+    tag = last_tag(said)
+    if tag is None and tagged and not finished:
         return Parsed(Verdict.ERROR, reason="the text ended before the reply did")
-    reply, *closed = _CLOSE.split(parts[-1], maxsplit=1) if len(parts) > 1 else [said]
-    reply = " ".join(_CLOSE.sub(" ", reply).split()).strip("*_`\"' ")
+    reply = " ".join((said if tag is None else tag.content).split()).strip("*_`\"' ")
     if not any(character.isalnum() for character in reply):
         return Parsed(Verdict.ERROR, reason="the reply is empty")
-    if goal := goal_reply(reply, whole=bool(closed) or finished):
+    whole = finished if tag is None else (tag.closed or finished) and tag.last
+    if goal := goal_reply(reply, whole):
         return goal
     if _INVALID.match(reply):
         return Parsed(Verdict.INVALID, text=_INVALID.sub("", reply, count=1) or INVALID_TEXT)
