@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from typing import Generic, Protocol, TypeVar
 
-from delta_belief_rl.envs.base import Action, JudgeReply
-from delta_belief_rl.types import UserError
+from delta_belief_rl.envs.base import Action, JudgeReply, JudgeRequest
+from delta_belief_rl.types import Task, UserError
+
+_TAGGED = re.compile(r"<question>(.*?)</question>", re.DOTALL | re.IGNORECASE)
 
 
 class State(Protocol):
@@ -63,6 +66,44 @@ class SingleUseGame(Generic[GameState]):
             raise ValueError(
                 "A judge's reply must be given exactly when the action needs the judge."
             )
+
+
+def question_text(text: str, question_tag: bool) -> str:
+    """What an agent says: its whole text, or what stands in its first ``<question>`` tag.
+
+    Empty where a tag is asked for and there is none, or it is not closed.
+
+    Example:
+        >>> question_text("Hm. <question> Is it alive? </question>", question_tag=True)
+        'Is it alive?'
+    """
+    if not question_tag:
+        return text.strip()
+    tagged = _TAGGED.search(text)
+    return tagged.group(1).strip() if tagged else ""
+
+
+def judge_request(
+    task: Task, action: Action, name: str, history: tuple[tuple[str, str], ...]
+) -> JudgeRequest:
+    """What the judge is asked about an action.
+
+    Args:
+        task: The game's.
+        action: With a question.
+        name: Of the question, equal for all whose answers must be; with ``history`` it names the
+            random stream and the cache entry of the call.
+        history: Earlier (question, reply) pairs that the judge is to see.
+
+    Raises:
+        ValueError: The action has no question.
+    """
+    if action.question is None:
+        raise ValueError("An action without a question is not sent to the judge.")
+    key = f"{task.source}/{name}"
+    if history:
+        key += "/" + digest("\n".join(part for pair in history for part in pair))
+    return JudgeRequest(task, action.question, history, key)
 
 
 def check_choice(name: str, value: str, known: tuple[str, ...]) -> None:

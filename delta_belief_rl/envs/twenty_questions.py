@@ -13,7 +13,6 @@ never finds.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -21,7 +20,13 @@ from typing import Literal, get_args
 
 from delta_belief_rl.envs import answers
 from delta_belief_rl.envs.base import Action, JudgeReply, JudgeRequest, Outcome
-from delta_belief_rl.envs.single_use import SingleUseGame, check_choice, digest
+from delta_belief_rl.envs.single_use import (
+    SingleUseGame,
+    check_choice,
+    digest,
+    judge_request,
+    question_text,
+)
 from delta_belief_rl.envs.worlds.knowledge import Knowledge
 from delta_belief_rl.types import Task, UserError, Verdict
 
@@ -47,7 +52,6 @@ _WORDS = {
     Verdict.WIN: "finished",
 }
 _VERDICTS = {word: verdict for verdict, word in _WORDS.items()}
-_TAGGED = re.compile(r"<question>(.*?)</question>", re.DOTALL | re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,11 +188,7 @@ class TwentyQuestions(SingleUseGame[GameState]):
 
     def parse(self, text: str) -> Action:
         """Read the agent's text; ``needs_judge`` is false where code decides."""
-        if self.settings.question_tag:
-            tagged = _TAGGED.search(text)
-            question = tagged.group(1).strip() if tagged else ""
-        else:
-            question = text.strip()
+        question = question_text(text, self.settings.question_tag)
         if not question:
             return Action(text, None, needs_judge=False)
         decided = self._decide(question, self._read(question))
@@ -200,13 +200,9 @@ class TwentyQuestions(SingleUseGame[GameState]):
         Raises:
             ValueError: For an action that the judge must not see.
         """
-        if action.question is None:
-            raise ValueError("An action without a question is not sent to the judge.")
-        key = f"{self.task.source}/{self.task.secret}/{answers.normalise(action.question)}"
+        name = f"{self.task.secret}/{answers.normalise(action.question or '')}"
         history = self._state.history if self.settings.judge_history else ()
-        if history:
-            key += "/" + digest("\n".join(part for pair in history for part in pair))
-        return JudgeRequest(self.task, action.question, history, key)
+        return judge_request(self.task, action, name, history)
 
     def apply(self, action: Action, reply: JudgeReply | None) -> Outcome:
         """Advance the game by one action.

@@ -16,6 +16,7 @@ import os
 import random
 import shutil
 import signal
+import statistics
 import sys
 import tempfile
 import time
@@ -70,11 +71,11 @@ class Story:
         for kind in FAULTS:
             mine = [outcome for outcome in self.outcomes if outcome.kind == kind]
             if mine:
-                seconds = sorted(outcome.seconds for outcome in mine)
+                seconds = [outcome.seconds for outcome in mine]
                 steps = sum(outcome.steps_lost for outcome in mine)
                 games = sum(outcome.games_lost for outcome in mine)
-                middle = seconds[len(seconds) // 2]
-                lines.append(line(kind, len(mine), middle, seconds[-1], steps, games))
+                middle = f"{statistics.median(seconds):.1f}"
+                lines.append(line(kind, len(mine), middle, max(seconds), steps, games))
         slowest = max((outcome.seconds for outcome in self.outcomes), default=0.0)
         return "\n".join([*lines, f"{self.rounds} rounds; longest recovery {slowest} s"])
 

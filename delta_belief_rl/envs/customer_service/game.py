@@ -10,7 +10,6 @@ one that speaks the goal phrase itself is no win at all.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
@@ -27,7 +26,7 @@ from delta_belief_rl.envs.customer_service.reading import (
     read_named,
 )
 from delta_belief_rl.envs.goal_phrase import has_goal_phrase
-from delta_belief_rl.envs.single_use import SingleUseGame, digest
+from delta_belief_rl.envs.single_use import SingleUseGame, digest, judge_request, question_text
 from delta_belief_rl.types import Task, UserError, Verdict
 
 WinRule = Literal["compatible", "strict"]
@@ -45,7 +44,6 @@ PUBLISHED_NOTICES: Mapping[str, str] = {
 }
 """Replies that are not the customer's own, by the occasion."""
 
-_TAGGED = re.compile(r"<question>(.*?)</question>", re.DOTALL | re.IGNORECASE)
 _ASKED: tuple[Kind, ...] = ("fact", "topic", "advice", "remedy")
 _ADVISED: tuple[Kind, ...] = ("advice", "remedy")
 
@@ -130,10 +128,7 @@ class CustomerService(SingleUseGame[GameState]):
 
     def parse(self, text: str) -> Action:
         """Read the agent's text; ``needs_judge`` is false where code decides."""
-        message = text.strip()
-        if self.settings.question_tag:
-            tagged = _TAGGED.search(text)
-            message = tagged.group(1).strip() if tagged else ""
+        message = question_text(text, self.settings.question_tag)
         if not answers.normalise(message):
             return Action(text, None, needs_judge=False)
         decided = bool(self._problems(message)) or self._decided_win(message)
@@ -145,13 +140,9 @@ class CustomerService(SingleUseGame[GameState]):
         Raises:
             ValueError: For an action without a message.
         """
-        if action.question is None:
-            raise ValueError("An action without a message is not sent to the judge.")
-        key = f"{self.task.source}/{self.task.id}/{answers.normalise(action.question)}"
+        name = f"{self.task.id}/{answers.normalise(action.question or '')}"
         history = self._state.history if self.settings.judge_history else ()
-        if history:
-            key += "/" + digest("\n".join(part for pair in history for part in pair))
-        return JudgeRequest(self.task, action.question, history, key)
+        return judge_request(self.task, action, name, history)
 
     def apply(self, action: Action, reply: JudgeReply | None) -> Outcome:
         """Advance the game by one message.

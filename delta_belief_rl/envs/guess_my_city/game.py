@@ -22,7 +22,13 @@ from delta_belief_rl.envs.base import Action, JudgeReply, JudgeRequest, Outcome
 from delta_belief_rl.envs.guess_my_city.data import name_key
 from delta_belief_rl.envs.guess_my_city.reading import METHODS, CityReading, place_of, read_action
 from delta_belief_rl.envs.guess_my_city.slips import joins, secret_words
-from delta_belief_rl.envs.single_use import SingleUseGame, check_choice, digest
+from delta_belief_rl.envs.single_use import (
+    SingleUseGame,
+    check_choice,
+    digest,
+    judge_request,
+    question_text,
+)
 from delta_belief_rl.types import Task, UserError, Verdict
 
 WinRule = Literal["compatible", "strict"]
@@ -49,7 +55,6 @@ _MARKS = r"\s,;:()\[\]{}<>?!\"*_`~#|/\\=+\u2010-\u2015\u2026\u201c-\u201f\u00ab\
 _WORD = re.compile(rf"[^{_MARKS}]+(?<![.'\u2019\u2018])")
 """Hyphens, slashes and markup stand between words."""
 _POSSESSIVE = re.compile(r"['\u2019]s\b")
-_TAGGED = re.compile(r"<question>(.*?)</question>", re.DOTALL | re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +137,7 @@ class GuessMyCity(SingleUseGame[CityState]):
 
     def parse(self, text: str) -> Action:
         """Read the agent's text; ``needs_judge`` is false where code decides."""
-        question = text.strip()
-        if self.settings.question_tag:
-            tagged = _TAGGED.search(text)
-            question = tagged.group(1).strip() if tagged else ""
+        question = question_text(text, self.settings.question_tag)
         if not answers.normalise(question):
             return Action(text, None, needs_judge=False)
         return Action(text, question, needs_judge=self._decide(question) is None)
@@ -146,13 +148,9 @@ class GuessMyCity(SingleUseGame[CityState]):
         Raises:
             ValueError: For an action that the judge must not see.
         """
-        if action.question is None:
-            raise ValueError("An action without a question is not sent to the judge.")
-        key = f"{self.task.source}/{self.task.secret}/{answers.normalise(action.question)}"
+        name = f"{self.task.secret}/{answers.normalise(action.question or '')}"
         history = self._state.history if self.settings.judge_history else ()
-        if history:
-            key += "/" + digest("\n".join(part for pair in history for part in pair))
-        return JudgeRequest(self.task, action.question, history, key)
+        return judge_request(self.task, action, name, history)
 
     def apply(self, action: Action, reply: JudgeReply | None) -> Outcome:
         """Advance the game by one action.

@@ -26,7 +26,7 @@ from delta_belief_rl.envs.murder_mystery.accusations import Accusation
 from delta_belief_rl.envs.murder_mystery.actions import Reading, read_action
 from delta_belief_rl.envs.murder_mystery.data import Case, case_of
 from delta_belief_rl.envs.murder_mystery.published import mentioned, published_case
-from delta_belief_rl.envs.single_use import SingleUseGame, check_choice, digest
+from delta_belief_rl.envs.single_use import SingleUseGame, check_choice, digest, question_text
 from delta_belief_rl.types import Task, UserError, Verdict
 
 WinRule = Literal["compatible", "strict"]
@@ -134,7 +134,7 @@ class MurderMystery(SingleUseGame[GameState]):
 
     def parse(self, text: str) -> Action:
         """Read the agent's text; every action goes to the judge."""
-        question = _tagged(text) if self.settings.question_tag else text.strip()
+        question = question_text(text, self.settings.question_tag)
         if not normalise(question):
             return Action(text, None, needs_judge=False)
         return Action(text, question)
@@ -296,12 +296,6 @@ def _notes(reading: Reading, judgement: Judgement) -> tuple[str, ...]:
     if not judgement.alone:
         return ("wrong_accusation",)
     return () if judgement.strict else ("unproven_accusation",)
-
-
-def _tagged(text: str) -> str:
-    _, opened, rest = text.partition("<question>")
-    inside, closed, _ = rest.partition("</question>")
-    return inside.strip() if opened and closed else ""
 
 
 def _feedback(question: str | None, outcome: Outcome) -> str:

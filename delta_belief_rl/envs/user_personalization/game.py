@@ -23,7 +23,13 @@ from typing import Literal, get_args
 
 from delta_belief_rl.envs import answers
 from delta_belief_rl.envs.base import Action, JudgeReply, JudgeRequest, Outcome
-from delta_belief_rl.envs.single_use import SingleUseGame, check_choice, digest
+from delta_belief_rl.envs.single_use import (
+    SingleUseGame,
+    check_choice,
+    digest,
+    judge_request,
+    question_text,
+)
 from delta_belief_rl.types import Task, UserError, Verdict
 
 Duplicates = Literal["code", "judge"]
@@ -48,7 +54,6 @@ _MARKED = re.compile(
     r"answer[\s*_`\"')\]]*(?:[:\uff1a][\s*_]*|\n+|\Z)",
     re.IGNORECASE,
 )
-_TAGGED = re.compile(r"<question>(.*?)</question>", re.DOTALL | re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,20 +142,16 @@ class UserPersonalization(SingleUseGame[GameState]):
 
     def parse(self, text: str) -> Action:
         """Read the agent's text; ``needs_judge`` is false where code decides."""
-        tagged = _TAGGED.search(text)
-        if self.settings.question_tag:
-            said = tagged.group(1).strip() if tagged else ""
-        else:
-            said = text.strip()
-        answer = answer_of(said)
+        message = question_text(text, self.settings.question_tag)
+        answer = answer_of(message)
         if answer is None and self._is_last():
-            answer = said
-        if not answers.normalise(said if answer is None else answer):
+            answer = message
+        if not answers.normalise(message if answer is None else answer):
             return Action(text, None, needs_judge=False)
         if answer is not None:
             return Action(text, MARK + answer)
-        decided = self._decide(said)
-        return Action(text, said, needs_judge=decided is None)
+        decided = self._decide(message)
+        return Action(text, message, needs_judge=decided is None)
 
     def judge_request(self, action: Action) -> JudgeRequest:
         """What the role-player, or for an answer the rater, is to be asked.
@@ -161,10 +162,8 @@ class UserPersonalization(SingleUseGame[GameState]):
         if action.question is None or not action.needs_judge:
             raise ValueError("An action that code decides is not sent to the judge.")
         history = self._state.history if self.settings.judge_history else ()
-        key = f"{self.task.source}/{self.task.id}/{digest(action.question)}"
-        if history:
-            key += "/" + digest("\n".join(part for pair in history for part in pair))
-        return JudgeRequest(self.task, action.question, history, key)
+        name = f"{self.task.id}/{digest(action.question)}"
+        return judge_request(self.task, action, name, history)
 
     def apply(self, action: Action, reply: JudgeReply | None) -> Outcome:
         """Advance the game by one message.
