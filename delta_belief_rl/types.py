@@ -271,6 +271,8 @@ class TurnTable:
         terminal: True on the last turn of its game.
         truncated: True on the last turn of a game that did not end by itself (context, failures).
         won: Per game outcome, repeated on every row of the game.
+        answered: True where the action was replied to as one that can be, neither invalid nor a
+            repetition nor a failure of the judge.
         rewards: Named channels, apart until credit.
     """
 
@@ -285,6 +287,7 @@ class TurnTable:
     state_key: tuple[str, ...] = ()
     action_key: tuple[str, ...] = ()
     progress: FloatArray = field(default_factory=lambda: np.zeros(0))
+    answered: BoolArray = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
     rewards: Mapping[str, FloatArray] = field(default_factory=lambda: dict[str, FloatArray]())
 
     @property

@@ -13,13 +13,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from delta_belief_rl.algo.base import Credit
+from delta_belief_rl.algo.credit.gigpo import GiGpo, GiGpoSettings
 from delta_belief_rl.algo.credit.grpo import Grpo, GrpoSettings
+from delta_belief_rl.algo.credit.grpo_passk import GrpoPassk, GrpoPasskSettings
 from delta_belief_rl.algo.credit.grpo_turn import GrpoTurn, GrpoTurnSettings
 from delta_belief_rl.algo.credit.grpo_turn_rtg import GrpoTurnRtg, GrpoTurnRtgSettings
+from delta_belief_rl.algo.credit.hgpo import Hgpo, HgpoSettings
+from delta_belief_rl.algo.credit.mt_grpo import MtGrpo, MtGrpoSettings
 from delta_belief_rl.algo.credit.multi_turn_reinforce import (
     MultiTurnReinforce,
     MultiTurnReinforceSettings,
 )
+from delta_belief_rl.algo.credit.opo import Opo, OpoSettings
 from delta_belief_rl.algo.credit.reinforce import Reinforce, ReinforceSettings, Rloo, RlooSettings
 from delta_belief_rl.algo.credit.reinforce_plus_plus import (
     ReinforcePlusPlus,
@@ -53,7 +58,12 @@ CREDITS: dict[str, tuple[Callable[..., Credit], type[Any]]] = {
     "grpo": (Grpo, GrpoSettings),
     "grpo_turn": (GrpoTurn, GrpoTurnSettings),
     "grpo_turn_rtg": (GrpoTurnRtg, GrpoTurnRtgSettings),
+    "grpo_passk": (GrpoPassk, GrpoPasskSettings),
     "rloo": (Rloo, RlooSettings),
+    "opo": (Opo, OpoSettings),
+    "mt_grpo": (MtGrpo, MtGrpoSettings),
+    "gigpo": (GiGpo, GiGpoSettings),
+    "hgpo": (Hgpo, HgpoSettings),
     "reinforce": (Reinforce, ReinforceSettings),
     "reinforce_plus_plus": (ReinforcePlusPlus, ReinforcePlusPlusSettings),
     "reinforce_plus_plus_baseline": (ReinforcePlusPlusBaseline, ReinforcePlusPlusBaselineSettings),

@@ -10,14 +10,17 @@ Shapes: ``R`` rows of the turn table; see ``delta_belief_rl.types`` for the rest
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
 from delta_belief_rl.types import FloatArray, Group, IntArray, TurnTable, UserError
+
+HOOK_COLUMNS = ("state_key", "progress")
+"""Columns of the turn table that an environment's optional hook of the same name fills."""
 
 
 class Grain(StrEnum):
@@ -140,6 +143,35 @@ def check_group_size(credit: Credit, group_size: int) -> None:
             f"{type(credit).__name__} compares the games of one secret, but the group size is "
             f"{group_size}, so every advantage would be zero; set multi_turn.train.n to at least 2."
         )
+
+
+def check_requires(
+    component: Component, hooks: Collection[str], channels: Collection[str], env: str
+) -> None:
+    """Refuse a component that needs what nothing in the run makes.
+
+    Args:
+        component: Its ``requires`` are looked up.
+        hooks: Optional hooks that the environment has.
+        channels: Reward channels, e.g. ``reward:outcome``.
+        env: The environment's name.
+
+    Raises:
+        UserError: A hook, a channel or a column is missing; it is named.
+    """
+    name = type(component).__name__
+    columns = {item.name for item in fields(TurnTable)} - set(HOOK_COLUMNS)
+    for needed in component.requires:
+        if needed in HOOK_COLUMNS and needed not in hooks:
+            raise UserError(
+                f"{name} needs the hook {needed}, which the environment {env} does not have: add "
+                f"{needed}() to it, or choose another algorithm.adv_estimator."
+            )
+        if needed not in {*columns, *channels, *HOOK_COLUMNS}:
+            raise UserError(
+                f"{name} needs {needed}, which nothing in this run makes: choose another "
+                "algorithm.adv_estimator."
+            )
 
 
 def require_first(previous: Advantage | None, name: str) -> None:

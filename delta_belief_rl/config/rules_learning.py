@@ -187,8 +187,16 @@ def loss(config: RunConfig) -> Iterator[str]:
         yield "algorithm.clip_adv_min must be less than algorithm.clip_adv_max."
     if not 0 <= algorithm.gamma <= 1:
         yield f"algorithm.gamma must lie in [0, 1], not {algorithm.gamma}."
-    if algorithm.std_floor < 0:
-        yield f"algorithm.std_floor must not be negative, not {algorithm.std_floor}."
+    not_negative = {
+        "std_floor": algorithm.std_floor,
+        "mt_grpo.turn_advantage_w": algorithm.mt_grpo.turn_advantage_w,
+        "gigpo.step_advantage_w": algorithm.gigpo.step_advantage_w,
+        "hgpo.history": algorithm.hgpo.history,
+        "hgpo.length_weight_alpha": algorithm.hgpo.length_weight_alpha,
+    }
+    for name, value in not_negative.items():
+        if value < 0:
+            yield f"algorithm.{name} must not be negative, not {value}."
     model = config.actor_rollout_ref.model
     if not 0 <= model.ema_beta <= 1:
         yield f"actor_rollout_ref.model.ema_beta must lie in [0, 1], not {model.ema_beta}."

@@ -7,7 +7,10 @@ from typing import Literal
 
 from delta_belief_rl.config.fields import opt
 
-GROUP_ESTIMATORS = ("grpo", "grpo_turn", "grpo_turn_rtg", "rloo", "reinforce_plus_plus_baseline")
+GROUP_ESTIMATORS = (
+    *("grpo", "grpo_turn", "grpo_turn_rtg", "grpo_passk", "rloo", "opo"),
+    *("mt_grpo", "gigpo", "hgpo", "reinforce_plus_plus_baseline"),
+)
 """These compare the games of one secret."""
 ESTIMATORS = (*GROUP_ESTIMATORS, "reinforce", "reinforce_plus_plus", "multi_turn_reinforce")
 
@@ -44,14 +47,55 @@ class KlControl:
 
 
 @dataclass(frozen=True, slots=True)
+class MtGrpo:
+    """Settings of mt_grpo alone."""
+
+    turn_advantage_w: float = opt(
+        1.0, "Weight of what a turn itself brought, next to the outcome.", new=True
+    )
+    turn_credit: Literal["each", "boundary"] = opt(
+        "each",
+        "Compare each turn index on its own, or pay the sum of all turns up to the first that was "
+        "answered.",
+        new=True,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class GiGpo:
+    """Settings of gigpo alone."""
+
+    step_advantage_w: float = opt(
+        1.0, "Weight of the comparison of turns from the same state.", new=True
+    )
+    episode_weighting: Literal["game", "turn"] = opt(
+        "game", "What counts once in the statistics of whole games.", new=True
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Hgpo:
+    """Settings of hgpo alone."""
+
+    history: int = opt(2, "States before a turn's own that may agree as well.", new=True)
+    length_weight_alpha: float = opt(
+        1.0, "How much more a longer agreement weighs; 0 weighs all alike.", new=True
+    )
+    base_group: bool = opt(False, "Average in the comparison of whole games.", new=True)
+    skip_zero: bool = opt(True, "Leave comparisons that are zero out of the average.", new=True)
+
+
+@dataclass(frozen=True, slots=True)
 class Algorithm:
     """How rewards become advantages."""
 
     adv_estimator: str = opt(
         "grpo",
         "Advantage: grpo (whole games), grpo_turn (each turn index on its own), grpo_turn_rtg "
-        "(return-to-go against the siblings), rloo, reinforce (no group), reinforce_plus_plus, "
-        "reinforce_plus_plus_baseline, multi_turn_reinforce, or one that a plug-in registers.",
+        "(return-to-go against the siblings), grpo_passk (the best game's lead), rloo, opo "
+        "(baseline weighted by length), mt_grpo (outcome and turn apart), gigpo and hgpo (turns "
+        "from the same state), reinforce (no group), reinforce_plus_plus, "
+        "reinforce_plus_plus_baseline or multi_turn_reinforce; see docs/algorithms.md.",
         corrected="the last three run",
     )
     parity: Literal["reference", "masked"] = opt(
@@ -65,10 +109,12 @@ class Algorithm:
     std_floor: float = opt(
         0.01, "Smallest standard deviation of a group, in reward; with parity=masked.", new=True
     )
-    norm_adv_by_std_in_grpo: bool = opt(True, "Divide by the group's standard deviation.")
+    norm_adv_by_std_in_grpo: bool = opt(
+        True, "Divide by the group's standard deviation, where the method leaves the choice."
+    )
     gamma: float = opt(
         1.0,
-        "Discount of grpo_turn_rtg, reinforce and multi_turn_reinforce per turn, of "
+        "Discount of grpo_turn_rtg, gigpo, hgpo, reinforce and multi_turn_reinforce per turn, of "
         "reinforce_plus_plus per token, and of the potential in logprob_reward.methods.",
     )
     norm_adv_in_mtr: bool = opt(False, "Whiten the advantages of multi_turn_reinforce.")
@@ -78,6 +124,9 @@ class Algorithm:
     only_propagate_eog_in_mtr: bool = opt(
         True, "Carry only the end-of-game reward back to earlier turns in multi_turn_reinforce."
     )
+    mt_grpo: MtGrpo = field(default_factory=MtGrpo)
+    gigpo: GiGpo = field(default_factory=GiGpo)
+    hgpo: Hgpo = field(default_factory=Hgpo)
     use_kl_in_reward: bool = opt(
         False,
         "Pay each turn for its divergence from the policy without adapter.",

@@ -15,6 +15,7 @@ from delta_belief_rl.algo.shapers.channels import RewardSettings
 from delta_belief_rl.algo.shapers.kl_reward import KlReward, KlRewardSettings
 from delta_belief_rl.belief.elicit import NEUTRAL_QUESTION
 from delta_belief_rl.belief.shaping import ShapingOptions
+from delta_belief_rl.config.game_settings import question_tag
 from delta_belief_rl.config.schema import RunConfig
 from delta_belief_rl.engines.base import SamplingParams
 from delta_belief_rl.envs.base import JudgeRequest
@@ -253,6 +254,25 @@ def credit_method(cfg: RunConfig) -> Credit:
             "scale_by_std": algorithm.norm_adv_by_std_in_grpo,
             "std_floor": algorithm.std_floor,
         },
+        "grpo_passk": {"norm_adv_by_std_in_grpo": algorithm.norm_adv_by_std_in_grpo},
+        "mt_grpo": {
+            "turn_advantage_w": algorithm.mt_grpo.turn_advantage_w,
+            "turn_credit": algorithm.mt_grpo.turn_credit,
+        },
+        "gigpo": {
+            "gamma": algorithm.gamma,
+            "norm_adv_by_std_in_grpo": algorithm.norm_adv_by_std_in_grpo,
+            "step_advantage_w": algorithm.gigpo.step_advantage_w,
+            "episode_weighting": algorithm.gigpo.episode_weighting,
+        },
+        "hgpo": {
+            "gamma": algorithm.gamma,
+            "norm_adv_by_std_in_grpo": algorithm.norm_adv_by_std_in_grpo,
+            "history": algorithm.hgpo.history,
+            "length_weight_alpha": algorithm.hgpo.length_weight_alpha,
+            "base_group": algorithm.hgpo.base_group,
+            "skip_zero": algorithm.hgpo.skip_zero,
+        },
         "reinforce": {"gamma": algorithm.gamma},
         "reinforce_plus_plus": {"gamma": algorithm.gamma, "parity": parity},
         "reinforce_plus_plus_baseline": {"parity": parity},
@@ -288,11 +308,6 @@ def env_settings(
         question_tag=question_tag(cfg),
         notices=dict(notices or {}),
     )
-
-
-def question_tag(cfg: RunConfig) -> bool:
-    """Whether the policy reasons first and puts its action in tags."""
-    return cfg.actor_rollout_ref.actor.cot or cfg.actor_rollout_ref.actor.thinking
 
 
 def judge_is_exact(cfg: RunConfig) -> bool:

@@ -25,7 +25,10 @@ def table_of(
     group: Sequence[int] | None = None,
     invalid: Sequence[tuple[int, int]] = (),
 ) -> TurnTable:
-    """A table from ``channel -> game -> turn`` rewards; ``invalid`` lists (game, turn)."""
+    """A table from ``channel -> game -> turn`` rewards; ``invalid`` lists (game, turn).
+
+    All games are in one state at the same turn.
+    """
     first = next(iter(channels.values()))
     group = group or [0] * len(first)
     rows = [(g, i, k) for i, g in enumerate(group) for k in range(len(first[i]))]
@@ -40,6 +43,8 @@ def table_of(
         terminal=last,
         truncated=np.zeros(len(rows), dtype=np.bool_),
         won=np.zeros(len(rows), dtype=np.bool_),
+        state_key=tuple(f"s{k}" for _, _, k in rows),
+        answered=np.ones(len(rows), dtype=np.bool_),
         rewards={
             name: np.array([x for game in value for x in game]) for name, value in channels.items()
         },
@@ -55,7 +60,10 @@ def grid(table: TurnTable, advantage: Advantage) -> FloatArray:
 
 
 FIXTURE_A = {"outcome": [[0, 0, 1], [0, 0, 0], [0, 1], [0, 0, 0]]}
-NEEDS_GROUP = ["grpo", "grpo_turn", "grpo_turn_rtg", "rloo"]
+NEEDS_GROUP = [
+    *("grpo", "grpo_turn", "grpo_turn_rtg", "rloo"),
+    *("grpo_passk", "opo", "mt_grpo", "gigpo", "hgpo"),
+]
 BELIEF = {
     "outcome": [[0, 0, 1], [0, 0, 0], [0, 1], [0, 0, 0]],
     "length": [[0, 0, -0.15], [0, 0, -0.15], [0, -0.1], [0, 0, -0.15]],
@@ -364,6 +372,18 @@ def test_unknown_names_and_knobs_are_refused_with_the_nearest_name() -> None:
         ("grpo_turn", {"std_floor": float("nan")}),
         ("grpo_turn_rtg", {"gamma": 1.5}),
         ("reinforce", {"baseline": "critic"}),
+        ("grpo_passk", {"epsilon": -1e-9}),
+        ("mt_grpo", {"turn_advantage_w": -0.1}),
+        ("mt_grpo", {"turn_credit": "some"}),
+        ("mt_grpo", {"epsilon": float("inf")}),
+        ("gigpo", {"step_advantage_w": float("nan")}),
+        ("gigpo", {"gamma": 1.01}),
+        ("gigpo", {"episode_weighting": "row"}),
+        ("gigpo", {"epsilon": -1.0}),
+        ("hgpo", {"history": -1}),
+        ("hgpo", {"length_weight_alpha": -1.0}),
+        ("hgpo", {"gamma": -0.1}),
+        ("hgpo", {"epsilon": -1.0}),
     ],
 )
 def test_settings_out_of_range_are_refused(name: str, knobs: dict[str, object]) -> None:

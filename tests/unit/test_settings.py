@@ -378,6 +378,40 @@ def test_the_knobs_of_the_estimators_arrive() -> None:
     assert not many.only_propagate_eog_in_mtr
 
 
+def test_the_knobs_of_estimators_with_settings_of_their_own_arrive() -> None:
+    def made(name: str, *more: str) -> Any:
+        words = (f"algorithm.adv_estimator={name}", "multi_turn.train.n=2", "algorithm.gamma=0.9")
+        credit: Any = credit_method(config(*words, *more))
+        return credit.settings
+
+    raw = "algorithm.norm_adv_by_std_in_grpo=false"
+    assert not made("grpo_passk", raw).norm_adv_by_std_in_grpo
+    apart = made(
+        "mt_grpo",
+        "algorithm.mt_grpo.turn_advantage_w=0.5",
+        "algorithm.mt_grpo.turn_credit=boundary",
+    )
+    assert (apart.turn_advantage_w, apart.turn_credit) == (0.5, "boundary")
+    steps = made(
+        "gigpo",
+        raw,
+        "algorithm.gigpo.step_advantage_w=0.25",
+        "algorithm.gigpo.episode_weighting=turn",
+    )
+    assert (steps.gamma, steps.norm_adv_by_std_in_grpo) == (0.9, False)
+    assert (steps.step_advantage_w, steps.episode_weighting) == (0.25, "turn")
+    past = made(
+        "hgpo",
+        raw,
+        "algorithm.hgpo.history=4",
+        "algorithm.hgpo.length_weight_alpha=0.5",
+        "algorithm.hgpo.base_group=true",
+        "algorithm.hgpo.skip_zero=false",
+    )
+    assert (past.gamma, past.norm_adv_by_std_in_grpo, past.history) == (0.9, False, 4)
+    assert (past.length_weight_alpha, past.base_group, past.skip_zero) == (0.5, True, False)
+
+
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_every_estimator_is_built_from_the_configuration(name: str) -> None:
     credit = credit_method(config(f"algorithm.adv_estimator={name}", "multi_turn.train.n=2"))

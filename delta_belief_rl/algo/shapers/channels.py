@@ -44,6 +44,7 @@ from delta_belief_rl.types import (
 
 FAILED_STOPS = frozenset({StopReason.JUDGE_FAILED, StopReason.ENGINE_FAILED})
 TRUNCATED_STOPS = FAILED_STOPS | {StopReason.CONTEXT_FULL}
+UNANSWERED = frozenset({Verdict.INVALID, Verdict.REPEATED, Verdict.ERROR})
 CHANNELS = ("outcome", "length", "validity", "guess", "belief")
 
 
@@ -140,6 +141,7 @@ def build_table(groups: Sequence[Group], rule: str = WinRule.COMPATIBLE) -> Turn
         progress=np.array(columns[8], dtype=np.float64),
         state_key=tuple(turn.state_key for turn in turns),
         action_key=tuple(turn.action_key for turn in turns),
+        answered=np.array([turn.verdict not in UNANSWERED for turn in turns], dtype=flags),
     )
 
 
