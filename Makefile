@@ -4,6 +4,7 @@
 #   make smollm2      train a real chat model, SmolLM2-135M, on this machine's CPU
 #   make test         all tests
 #   make test-vllm    the tests of the vLLM engine, on CPUs, in an environment of its own
+#   make test-verifiers  the tests of the adapter for verifiers, in an environment on top of the other
 #   make lint         style, types, shell scripts
 #   make bench        the benchmarks
 #   make chaos        a run under random faults against the straight one: MINUTES=30 SEED=7
@@ -21,13 +22,15 @@ ARGS   ?=
 PY     := $(VENV)/bin/python
 VLLM_VENV ?= .venv-vllm
 VLLM_PY := $(VLLM_VENV)/bin/python
+VERIFIERS_VENV ?= .venv-verifiers
+VERIFIERS_PY := $(VERIFIERS_VENV)/bin/python
 SHELL  := /bin/bash
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart smollm2 test test-vllm lint ruff types shell bench chaos gpu-checks clean
+.PHONY: help quickstart smollm2 test test-vllm test-verifiers lint ruff types shell bench chaos gpu-checks clean
 
 help:
-	@sed -n '3,14s/^# \{0,1\}//p' Makefile
+	@sed -n '3,15s/^# \{0,1\}//p' Makefile
 
 $(VENV)/.installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -72,6 +75,19 @@ $(VLLM_VENV)/.installed: pyproject.toml
 
 test-vllm: $(VLLM_VENV)/.installed
 	OMP_NUM_THREADS=1 $(VLLM_PY) -m pytest tests/vllm -n $(JOBS) --dist loadfile $(ARGS)
+
+# The library wants other releases of some packages. Its environment has these, and sees all others
+# where they are.
+$(VERIFIERS_VENV)/.installed: $(VENV)/.tools
+	test -x $(VERIFIERS_PY) || $(PY) -m venv $(VERIFIERS_VENV)
+	$(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+	  > "$$($(VERIFIERS_PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth"
+	$(VERIFIERS_PY) -m pip install 'verifiers>=0.1.14,<0.3'
+	touch $@
+
+test-verifiers: $(VERIFIERS_VENV)/.installed
+	OMP_NUM_THREADS=1 $(VERIFIERS_PY) -m pytest -n $(JOBS) --dist loadfile $(ARGS) \
+	  tests/unit/test_verifiers_games.py tests/integration/test_verifiers_run.py
 
 lint: ruff types shell
 

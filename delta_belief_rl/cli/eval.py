@@ -23,6 +23,7 @@ from delta_belief_rl.config.compose import from_yaml, group_options, load_config
 from delta_belief_rl.config.game_settings import game_settings
 from delta_belief_rl.config.plan import Plan
 from delta_belief_rl.config.schema import RunConfig
+from delta_belief_rl.envs.plugins import load_plugins
 from delta_belief_rl.eval.benchmarks import BENCHMARKS, Benchmark, find_benchmarks, turn_words
 from delta_belief_rl.eval.cells import CELL, Cell, cell_folders, is_complete, read_cell
 from delta_belief_rl.eval.eval_page import HTML, JSON, document, write_page
@@ -108,7 +109,7 @@ def _run(args: argparse.Namespace) -> Result:
         return _list()
     settings = [word for word in args.words if "=" in word]
     named = ",".join(word for word in args.words if "=" not in word)
-    jobs = _jobs(args, find_benchmarks(named), settings) if named else []
+    jobs = _jobs(args, find_benchmarks(named, _own(settings)), settings) if named else []
     if args.dry_run:
         return _show(jobs)
     if not named and not args.out.is_dir():
@@ -156,6 +157,13 @@ def _jobs(
             _check_folder(job)
             jobs.append(job)
     return jobs
+
+
+def _own(settings: Sequence[str]) -> list[str]:
+    """Environments of the plug-ins that the settings name."""
+    if not any(word.lstrip("+").startswith("plugins=") for word in settings):
+        return []
+    return list(load_plugins(load_config(settings)[0].plugins))
 
 
 def _words(

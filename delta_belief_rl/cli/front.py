@@ -11,6 +11,7 @@ from delta_belief_rl.config.paths import find_file
 from delta_belief_rl.config.plan import Plan, make_plan
 from delta_belief_rl.config.rules import check
 from delta_belief_rl.config.schema import RunConfig
+from delta_belief_rl.envs.plugins import SPLITS, check_plugins, plugin_tasks
 from delta_belief_rl.envs.worlds.table import WorldError, load_world
 from delta_belief_rl.types import UserError
 
@@ -25,7 +26,8 @@ def prepare(
     """
     config, warnings = load_config(overrides, config_name)
     check(config)
-    facts = gather_facts(config, count_world, find_overlaps)
+    check_plugins(config)
+    facts = gather_facts(config, count_world, find_overlaps, count_tasks)
     return config, make_plan(config, facts), warnings
 
 
@@ -42,8 +44,20 @@ def count_world(name: str) -> Mapping[str, int]:
     return {split: len(names) for split, names in world.splits.items()}
 
 
+def count_tasks(config: RunConfig) -> Mapping[str, int] | None:
+    """Tasks per split that the environment of a plug-in makes; None where it makes none.
+
+    Raises:
+        UserError: Its options do not fit.
+    """
+    trainer = config.trainer
+    wanted = {"train": not trainer.val_only, "val": True, "test": trainer.final_test}
+    made = {split: plugin_tasks(config, split) for split in SPLITS if wanted[split]}
+    return {split: len(tasks) for split, tasks in made.items() if tasks is not None} or None
+
+
 def find_overlaps(config: RunConfig) -> tuple[Overlap, ...]:
-    """Secrets that two sets of the run's task files share; pairs that share none are left out.
+    """Secrets that two sets of the run's tasks share; pairs that share none are left out.
 
     A file that is missing is passed over. The final test's secrets count where it is played.
     """
@@ -51,17 +65,19 @@ def find_overlaps(config: RunConfig) -> tuple[Overlap, ...]:
     from delta_belief_rl.envs.parquet import read_secrets, sample
     from delta_belief_rl.envs.secrets import overlap
 
-    data, trainer = config.data, config.trainer
+    data, tests = config.data, config.trainer.final_test
     sets = (
-        ("training", data.train_files, data.sample_count.train),
-        ("validation", data.val_files, data.sample_count.val),
-        ("test", data.test_files if trainer.final_test else (), -1),
+        ("training", "train", data.train_files, data.sample_count.train),
+        ("validation", "val", data.val_files, data.sample_count.val),
+        ("test", "test", data.test_files if tests else (), -1),
     )
     secrets: list[tuple[str, tuple[str, ...]]] = []
-    for name, paths, count in sets:
+    for name, split, paths, count in sets:
         there = [path for path in paths if find_file(path).is_file()]
         every = [secret for path in there for secret in read_secrets(path)]
-        secrets.append((name, sample(every, count)))
+        if split != "test" or tests:
+            every += [task.secret for task in plugin_tasks(config, split) or ()]
+        secrets.append((name, tuple(secret for secret in sample(every, count) if secret)))
     found = [
         Overlap(first, second, overlap(known, given), len(set(given)))
         for (first, known), (second, given) in combinations(secrets, 2)

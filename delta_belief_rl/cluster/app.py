@@ -19,6 +19,7 @@ from typing import Any
 
 import yaml
 
+from delta_belief_rl.algo.base import HOOK_COLUMNS, check_requires
 from delta_belief_rl.algo.samplers.sequential import TaskSampler
 from delta_belief_rl.algo.shapers.channels import ChannelShaper
 from delta_belief_rl.belief.elicit import elicitor, template_of
@@ -38,11 +39,13 @@ from delta_belief_rl.config.plan import Plan
 from delta_belief_rl.config.schema import RunConfig
 from delta_belief_rl.config.versions import check_versions
 from delta_belief_rl.engines.api_client import Endpoint
+from delta_belief_rl.envs.check import available_hooks
 from delta_belief_rl.envs.twenty_questions import PUBLISHED_NOTICES
 from delta_belief_rl.envs.worlds.game import WORLD_NOTICES
 from delta_belief_rl.eval.report import render
 from delta_belief_rl.judge.api_judge import probe_service
 from delta_belief_rl.judge.build import judge_chat
+from delta_belief_rl.judge.packaged import RULES, rules_judge
 from delta_belief_rl.models.loading import load_tokenizer
 from delta_belief_rl.models.packaged import materialise
 from delta_belief_rl.obs.events import EventLog, config_diff
@@ -59,7 +62,7 @@ from delta_belief_rl.text.chat import ChatFormat
 from delta_belief_rl.trainer import persist
 from delta_belief_rl.trainer.api_policy import api_player, api_policy_settings, is_api_policy
 from delta_belief_rl.trainer.checkpoint import Checkpoint
-from delta_belief_rl.trainer.environments import env_factory
+from delta_belief_rl.trainer.environments import EnvFactory, env_factory
 from delta_belief_rl.trainer.final import final_test, is_tested, starting_games, starting_test
 from delta_belief_rl.trainer.judge_settings import api_settings, judge_mode
 from delta_belief_rl.trainer.loop import train
@@ -109,8 +112,8 @@ def _run(cfg: RunConfig, plan: Plan) -> int:
     tasks = load_tasks(cfg)
     chat = _check_model(cfg, tasks)
     _check_judge(cfg)
-    credit_method(cfg)
     make_env = env_factory(cfg, cfg.multi_turn.max_turns.train)
+    _check_credit(cfg, tasks, make_env)
     if cfg.multi_turn.logprob_sampling.enabled:
         check_rewindable(make_env((tasks.train or tasks.val)[0]))
     root, run_dir = Path(cfg.trainer.default_local_dir), Path(cfg.trainer.output_dir)
@@ -239,8 +242,24 @@ def _check_model(cfg: RunConfig, tasks: TaskSets) -> ChatFormat:
     return chat
 
 
+def _check_credit(cfg: RunConfig, tasks: TaskSets, make_env: EnvFactory) -> None:
+    """Whether the estimator gets what it needs, of which an evaluation needs nothing."""
+    credit = credit_method(cfg)
+    if cfg.trainer.val_only:
+        return
+    # A game is made only where somebody asks what it has.
+    asked = any(name in HOOK_COLUMNS for name in credit.requires)
+    hooks = available_hooks(make_env(tasks.train[0])) if asked else ()
+    check_requires(credit, hooks, ChannelShaper.provides, cfg.multi_turn.env)
+
+
 def _check_judge(cfg: RunConfig) -> None:
-    """A look at the files of a judge that is a model of this machine, or at an API's address."""
+    """A look at the files of a judge that is a model of this machine, or at an API's address.
+
+    Rules are made once here, because a worker that cannot make them only dies.
+    """
+    if cfg.judge_rollout.name == RULES:
+        rules_judge(cfg.multi_turn.env, cfg.plugins)
     if cfg.judge_rollout.name == API or is_api_policy(cfg):
         Endpoint.from_environment()
     if cfg.judge_rollout.name in MODELS:

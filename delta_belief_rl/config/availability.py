@@ -47,7 +47,6 @@ def _splits_hf(config: RunConfig) -> bool:
 
 
 GAPS: tuple[Gap, ...] = (
-    Gap("plugins", lambda c: bool(c.plugins), "set plugins=[]"),
     Gap(
         "multi_turn.logprob_sampling.enabled",
         lambda c: (

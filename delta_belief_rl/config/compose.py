@@ -17,10 +17,11 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from delta_belief_rl.config.convert import convert, one_line, to_plain
-from delta_belief_rl.config.paths import config_dir
+from delta_belief_rl.config.paths import config_dir, plugin_place
 from delta_belief_rl.config.schema import RunConfig, leaves
 from delta_belief_rl.config.schema_actor import ActorModel, Adapter
 from delta_belief_rl.config.schema_data import REFERENCE_TRAIN_FILES, REFERENCE_VAL_FILES
+from delta_belief_rl.config.schema_turns import ENVIRONMENTS
 from delta_belief_rl.types import UserError
 
 PLAIN_RANK = 8
@@ -86,7 +87,8 @@ def from_yaml(text: str) -> RunConfig:
 def resolve_auto(config: RunConfig) -> RunConfig:
     """Settle what ``auto`` or a default leaves to other settings; settled ones stay."""
     data, judge, reward = config.data, config.judge_rollout, config.multi_turn.logprob_reward
-    if data.world is not None:
+    # The default files are of 20 Questions.
+    if data.world is not None or config.multi_turn.env not in ENVIRONMENTS:
         if data.train_files == REFERENCE_TRAIN_FILES:
             data = replace(data, train_files=())
         if data.val_files == REFERENCE_VAL_FILES:
@@ -103,6 +105,7 @@ def resolve_auto(config: RunConfig) -> RunConfig:
         policy = replace(policy, model=_with_adapter(policy.model))
     return replace(
         config,
+        plugins=tuple(map(plugin_place, config.plugins)),
         data=data,
         actor_rollout_ref=policy,
         judge_rollout=judge,

@@ -59,7 +59,9 @@ class Overlap:
 
 
 FindOverlaps = Callable[[RunConfig], tuple[Overlap, ...]]
-"""Overlaps between the task files of a configuration, empty ones left out."""
+"""Overlaps between the sets of tasks of a configuration, empty ones left out."""
+CountTasks = Callable[[RunConfig], Mapping[str, int] | None]
+"""Tasks per split that a plug-in makes; None where files or a world have them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,18 +138,21 @@ def gather_facts(
     config: RunConfig,
     count_world: CountWorld | None = None,
     find_overlaps: FindOverlaps | None = None,
+    count_tasks: CountTasks | None = None,
 ) -> Facts:
     """Look at the files, the model's ``config.json`` and the machine; takes well under a second.
 
     Args:
         config: A valid configuration.
         count_world: Needed where ``data.world`` is set.
-        find_overlaps: Compares the task files; without it none is reported.
+        find_overlaps: Compares the sets of tasks; without it none is reported.
+        count_tasks: Counts those that a plug-in makes.
     """
     data, trainer = config.data, config.trainer
     missing: list[str] = []
-    if data.world is not None:
-        counts = dict(count_world(data.world)) if count_world else {}
+    made = count_tasks(config) if count_tasks else None
+    if data.world is not None or made is not None:
+        counts = dict(made or (count_world(data.world) if count_world and data.world else {}))
         train, val, test = (counts.get(split) for split in ("train", "val", "test"))
     else:
         train = None if trainer.val_only else _count_rows(data.train_files, missing)

@@ -107,5 +107,10 @@ def game_digest(cfg: RunConfig, kind: Kind) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def question_tag(cfg: RunConfig) -> bool:
+    """Whether the policy reasons first and puts its action in tags."""
+    return cfg.actor_rollout_ref.actor.cot or cfg.actor_rollout_ref.actor.thinking
+
+
 def _below(name: str, places: tuple[str, ...]) -> bool:
     return any(name == place or name.startswith(f"{place}.") for place in places)

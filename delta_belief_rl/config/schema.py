@@ -30,7 +30,10 @@ class RunConfig:
         corrected="also reaches the engines, the judge and the order of tasks",
     )
     plugins: tuple[str, ...] = opt(
-        (), "Modules of your own, imported once at the start (environments, credit, ...).", new=True
+        (),
+        "Modules with environments of your own, imported once in each process: dotted names, or "
+        "paths of .py files.",
+        new=True,
     )
     multi_turn: MultiTurn = field(default_factory=MultiTurn)
     data: Data = field(default_factory=Data)

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from delta_belief_rl.config.fields import opt
 
+ENVIRONMENTS = (
+    "twenty_questions",
+    "guess_my_city",
+    "murder_mystery",
+    "customer_service",
+    "user_personalization",
+)
+"""Environments of this package (``multi_turn.env``); plug-ins bring others."""
 BELIEF_METHODS = (
     "episode_centering",
     "batch_centering",
@@ -164,7 +173,15 @@ class MultiTurn:
     env: str = opt(
         "twenty_questions",
         "Environment: twenty_questions, guess_my_city, murder_mystery, customer_service, "
-        "user_personalization, or one that a plug-in registers.",
+        "user_personalization, or one that a module in plugins brings.",
+    )
+    env_kwargs: Mapping[str, object] = field(
+        default_factory=dict[str, object],
+        metadata={
+            "help": "Settings of an environment that a plug-in brings, for it to check and to "
+            "read.",
+            "new": True,
+        },
     )
     max_turns: MaxTurns = field(default_factory=MaxTurns)
     train: Games = field(default_factory=Games)

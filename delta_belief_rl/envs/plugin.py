@@ -1,7 +1,7 @@
 """Environments of a user's own: what a module that ``plugins`` names has to bring.
 
-Such a module has one mapping of names to :class:`EnvPlugin`, called ``ENVIRONMENTS``; a name is then
-a value of ``multi_turn.env``. See docs/add_an_environment.md.
+Such a module has one mapping of names to :class:`EnvPlugin`, called ``ENVIRONMENTS``; a name is
+then a value of ``multi_turn.env``. See docs/add_an_environment.md.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class EnvOptions:
 
     max_turns: int
     question_tag: bool = False
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True)

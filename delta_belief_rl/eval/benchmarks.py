@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from delta_belief_rl.config.schema import RunConfig
@@ -22,17 +22,18 @@ class Benchmark:
 
     Attributes:
         about: What is played, in a few words.
-        experiment: An option of the group ``experiment``.
+        experiment: An option of the group ``experiment``; None where the settings are all.
         settings: Further settings, ``key=value``.
     """
 
     about: str
-    experiment: str
+    experiment: str | None
     settings: tuple[str, ...] = ()
 
     def words(self) -> list[str]:
         """The settings as on a command line."""
-        return [f"experiment={self.experiment}", *self.settings]
+        experiment = [f"experiment={self.experiment}"] if self.experiment else []
+        return [*experiment, *self.settings]
 
 
 FIXED_TURNS = "user_personalization"
@@ -75,23 +76,35 @@ BENCHMARKS: Mapping[str, Benchmark] = {
 """By name."""
 
 
-def find_benchmarks(text: str) -> dict[str, Benchmark]:
+def own_benchmark(env: str) -> Benchmark:
+    """The environment of a plug-in, over its validation tasks and with its own judge."""
+    return Benchmark(f"{env}, of a plug-in", None, ("judge=rules", f"multi_turn.env={env}"))
+
+
+def find_benchmarks(text: str, own: Collection[str] = ()) -> dict[str, Benchmark]:
     """The benchmarks of a list with commas, in its order.
 
+    Args:
+        text: The list.
+        own: Environments of plug-ins, each of which is a benchmark, too.
+
     Raises:
-        UserError: One of them does not exist, or none is named.
+        UserError: One of them does not exist, or is two, or none is named.
     """
+    known = {**{env: own_benchmark(env) for env in own}, **BENCHMARKS}
     names = [word.strip() for word in text.split(",") if word.strip()]
     for name in names:
-        if name not in BENCHMARKS:
-            close = difflib.get_close_matches(name, BENCHMARKS, n=1)
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
             hint = f"; did you mean {close[0]}?" if close else "."
+            raise UserError(f"There is no benchmark {name!r}: choose from {', '.join(known)}{hint}")
+        if name in own and name in BENCHMARKS:
             raise UserError(
-                f"There is no benchmark {name!r}: choose from {', '.join(BENCHMARKS)}{hint}"
+                f"{name!r} is a benchmark and an environment of a plug-in: rename the latter."
             )
     if not names:
-        raise UserError(f"No benchmark is named: choose from {', '.join(BENCHMARKS)}.")
-    return {name: BENCHMARKS[name] for name in names}
+        raise UserError(f"No benchmark is named: choose from {', '.join(known)}.")
+    return {name: known[name] for name in names}
 
 
 def turn_words(config: RunConfig, turns: int, given: Sequence[str]) -> list[str]:

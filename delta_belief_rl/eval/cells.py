@@ -84,7 +84,7 @@ class Conditions:
     """Under what a cell was played, as its configuration says.
 
     Attributes:
-        tasks: The world, or the task files with commas.
+        tasks: The world, the task files with commas, or the environment that makes them.
         games: Of each secret.
         temperature: Of the policy; 0 is greedy.
         best_of: Candidate questions of each turn, of which the one with the largest change of
@@ -115,7 +115,7 @@ class Conditions:
         sampling, tried = cfg.actor_rollout_ref.rollout.val_kwargs, turns.logprob_sampling
         greedy = not sampling.do_sample or sampling.temperature == 0
         return cls(
-            tasks=cfg.data.world or ", ".join(cfg.data.val_files),
+            tasks=cfg.data.world or ", ".join(cfg.data.val_files) or turns.env,
             judge=judge.model.api_model_name or judge.model.path or judge.name,
             games=turns.val.n,
             turns=turns.max_turns.val,

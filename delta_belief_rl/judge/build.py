@@ -12,7 +12,7 @@ from delta_belief_rl.envs.base import Judge
 from delta_belief_rl.envs.worlds.table import load_world
 from delta_belief_rl.judge.api_judge import ApiJudge, ApiJudgeSettings
 from delta_belief_rl.judge.llm_judge import LlmJudge, LlmJudgeSettings
-from delta_belief_rl.judge.packaged import RULE_JUDGES
+from delta_belief_rl.judge.packaged import rules_judge
 from delta_belief_rl.judge.prompts import JudgeMode
 from delta_belief_rl.judge.rules_judge import WorldJudge
 from delta_belief_rl.judge.vllm_judge import VllmJudge, VllmJudgeSettings
@@ -31,9 +31,14 @@ class WorldJudgeSettings:
 
 @dataclass(frozen=True, slots=True)
 class RulesJudgeSettings:
-    """The rules of an environment with packaged data, by the environment's name."""
+    """The rules of an environment, by its name.
+
+    Attributes:
+        plugins: Modules that may bring the environment.
+    """
 
     env: str
+    plugins: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +73,13 @@ def build_judge(settings: JudgeSettings) -> Judge:
     """The judge that the settings describe.
 
     Raises:
-        UserError: The world or the model cannot be loaded, the model has no chat template, or the
-            engine cannot be started with these settings.
+        UserError: The world, a plug-in or the model cannot be loaded, the model has no chat
+            template, or the engine cannot be started with these settings.
     """
     if isinstance(settings, WorldJudgeSettings):
         return WorldJudge(load_world(settings.world))
     if isinstance(settings, RulesJudgeSettings):
-        return RULE_JUDGES[settings.env]()
+        return rules_judge(settings.env, settings.plugins)
     if isinstance(settings, ApiJudgeSettings):
         return ApiJudge(settings)
     if isinstance(settings, VllmJudgeSettings):

@@ -43,6 +43,11 @@ SCRIPTS: Mapping[str, JudgeScript] = {
 """By environment."""
 
 
+def has_script(source: str) -> bool:
+    """Whether a language model can judge tasks of a source (``Task.source``)."""
+    return SOURCES.get(source, source) in SCRIPTS
+
+
 def script_of(source: str) -> JudgeScript:
     """The script of the environment that plays tasks of a source (``Task.source``).
 

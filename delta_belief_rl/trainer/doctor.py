@@ -64,7 +64,8 @@ def examine(cfg: RunConfig, device: str, threads: int, settings: DoctorSettings)
     wanted = [name for name in CHECKS if name not in settings.skip]
     judge = cfg.judge_rollout.name
     # What can be refused at once comes before anything is loaded.
-    asked = judge_settings(cfg, threads) if "judge" in wanted and judge in JUDGES else None
+    tested = judge in JUDGES and judge != "rules"
+    asked = judge_settings(cfg, threads) if "judge" in wanted and tested else None
     found = list(_versions(cfg, device)) if "versions" in wanted else []
     found += _policy(cfg, device, threads, settings, wanted)
     if device == "cuda":

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 
+from delta_belief_rl.config.game_settings import question_tag
 from delta_belief_rl.config.schema import RunConfig
 from delta_belief_rl.envs.base import Env
 from delta_belief_rl.envs.customer_service.game import CustomerService, CustomerServiceSettings
 from delta_belief_rl.envs.guess_my_city.game import GuessMyCity, GuessMyCitySettings
 from delta_belief_rl.envs.murder_mystery.game import MurderMystery, MurderMysterySettings
+from delta_belief_rl.envs.plugins import env_options, find_plugin
 from delta_belief_rl.envs.twenty_questions import TwentyQuestions
 from delta_belief_rl.envs.user_personalization.game import (
     UserPersonalization,
@@ -18,8 +20,8 @@ from delta_belief_rl.envs.user_personalization.game import (
 from delta_belief_rl.envs.worlds.game import WORLD_NOTICES, WorldTwentyQuestions
 from delta_belief_rl.envs.worlds.grammar import Grammar
 from delta_belief_rl.envs.worlds.table import load_world
-from delta_belief_rl.trainer.settings import env_settings, question_tag
-from delta_belief_rl.types import Task, UserError
+from delta_belief_rl.trainer.settings import env_settings
+from delta_belief_rl.types import Task
 
 EnvFactory = Callable[[Task], Env]
 """Makes one game of a task."""
@@ -33,14 +35,12 @@ def env_factory(cfg: RunConfig, max_turns: int) -> EnvFactory:
         max_turns: Turns after which a game is over.
 
     Raises:
-        UserError: There is no such environment.
+        UserError: There is no such environment, or one of a plug-in refuses its options.
     """
-    make = FACTORIES.get(cfg.multi_turn.env)
-    if make is None:
-        raise UserError(
-            f"multi_turn.env={cfg.multi_turn.env} is not available: use {', '.join(FACTORIES)}."
-        )
-    return make(cfg, max_turns)
+    plugin = find_plugin(cfg)
+    if plugin is not None:
+        return plugin.make(env_options(cfg, max_turns))
+    return FACTORIES[cfg.multi_turn.env](cfg, max_turns)
 
 
 def _twenty_questions(cfg: RunConfig, max_turns: int) -> EnvFactory:
@@ -110,4 +110,4 @@ FACTORIES: Mapping[str, Callable[[RunConfig, int], EnvFactory]] = {
     "customer_service": _customer_service,
     "user_personalization": _user_personalization,
 }
-"""By environment (``multi_turn.env``)."""
+"""By environment of this package (``multi_turn.env``)."""

@@ -85,7 +85,7 @@ def judge_settings(cfg: RunConfig, threads: int) -> JudgeSettings:
             num_threads=None if judge.ngpus else threads,
         )
     if judge.name == "rules":
-        return RulesJudgeSettings(cfg.multi_turn.env)
+        return RulesJudgeSettings(cfg.multi_turn.env, cfg.plugins)
     if judge.name == "api":
         return api_settings(cfg)
     if judge.name == "vllm":

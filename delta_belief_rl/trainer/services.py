@@ -104,7 +104,7 @@ class TaskSets:
 
     def train_secrets(self) -> frozenset[str]:
         """Secrets of the training tasks, for the overlap report."""
-        return frozenset(task.secret for task in self.train)
+        return frozenset(task.secret for task in self.train if task.secret)
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""The tasks of a run, from the embedded world or from parquet files of the reference's schema."""
+"""The tasks of a run: of the embedded world, of a plug-in, or of files as published."""
 
 from __future__ import annotations
 
@@ -6,11 +6,17 @@ from collections.abc import Sequence
 
 from delta_belief_rl.config.paths import find_file
 from delta_belief_rl.config.schema import RunConfig
+from delta_belief_rl.config.schema_turns import ENVIRONMENTS
 from delta_belief_rl.envs.parquet import SOURCES, read_parquet, sample
+from delta_belief_rl.envs.plugins import SPLITS, find_plugin, plugin_tasks
 from delta_belief_rl.envs.worlds.table import load_world
 from delta_belief_rl.envs.worlds.tasks import world_tasks
+from delta_belief_rl.judge.scripts import has_script
 from delta_belief_rl.trainer.services import TaskSets
 from delta_belief_rl.types import Message, Task, UserError
+
+MODELS = ("hf", "vllm", "api")
+"""Judges (``judge_rollout.name``) that are language models."""
 
 
 def load_tasks(cfg: RunConfig) -> TaskSets:
@@ -21,33 +27,77 @@ def load_tasks(cfg: RunConfig) -> TaskSets:
             a set that is needed is empty.
     """
     data, trainer = cfg.data, cfg.trainer
-    if data.world is not None:
-        world = load_world(data.world)
-        prompt = (Message("user", data.world_prompt),) if data.world_prompt else None
-        sets = [
-            tuple(world_tasks(world, split, prompt)) if split in world.splits else ()
-            for split in SPLITS
-        ]
-    else:
-        test_files = data.test_files if trainer.final_test else ()
-        sets = [_training_tasks(cfg), _read(cfg, data.val_files), _read(cfg, test_files)]
-    train, val, test = sets
+    splits = SPLITS if trainer.final_test or data.world is not None else SPLITS[:2]
+    made = find_plugin(cfg)
+    maker = cfg.multi_turn.env if made is not None and made.tasks is not None else ""
+    train, val, test = (split_tasks(cfg, split) if split in splits else () for split in SPLITS)
     train, val = sample(train, data.sample_count.train), sample(val, data.sample_count.val)
     if not train and not trainer.val_only:
-        raise UserError("There is no training task: set data.world or data.train_files.")
+        cure = f"{maker} makes none" if maker else "set data.world or data.train_files"
+        raise UserError(f"There is no training task: {cure}.")
     if not val and (trainer.val_only or trainer.val_before_train or trainer.test_freq > 0):
+        cure = f"{maker} makes none, so set" if maker else "set data.val_files, or"
         raise UserError(
-            "There is no validation task: set data.val_files, or trainer.val_before_train=false "
-            "and trainer.test_freq=-1."
+            f"There is no validation task: {cure} trainer.val_before_train=false and "
+            "trainer.test_freq=-1."
         )
     if not test and trainer.final_test:
-        raise UserError("There is no test task: set data.test_files, or trainer.final_test=false.")
+        cure = f"{maker} makes none, so set" if maker else "set data.test_files, or"
+        raise UserError(f"There is no test task: {cure} trainer.final_test=false.")
     for name, tasks in (("training", train), ("validation", val), ("test", test)):
         _check_ids(name, tasks)
+        _check_secrets(cfg, name, tasks)
+        _check_script(cfg, tasks)
     return TaskSets(train, val, test)
 
 
-SPLITS = ("train", "val", "test")
+def split_tasks(cfg: RunConfig, split: str) -> tuple[Task, ...]:
+    """Every task that the configuration has for a split; may be empty.
+
+    Args:
+        cfg: The configuration.
+        split: One of ``SPLITS``.
+
+    Raises:
+        UserError: See ``load_tasks``.
+    """
+    data = cfg.data
+    if data.world is not None:
+        world = load_world(data.world)
+        prompt = (Message("user", data.world_prompt),) if data.world_prompt else None
+        return tuple(world_tasks(world, split, prompt)) if split in world.splits else ()
+    made = plugin_tasks(cfg, split)
+    if made is not None:
+        return made
+    if split == "train":
+        return _training_tasks(cfg)
+    return _read(cfg, data.val_files if split == "val" else data.test_files)
+
+
+def _check_secrets(cfg: RunConfig, name: str, tasks: Sequence[Task]) -> None:
+    turns = cfg.multi_turn
+    if not (turns.logprob_reward.enabled or turns.logprob_sampling.enabled):
+        return
+    for task in tasks:
+        if not task.secret:
+            raise UserError(
+                f"The {name} task {task.id!r} has no secret that a belief could be of: set "
+                "multi_turn.logprob_reward.enabled=false and "
+                "multi_turn.logprob_sampling.enabled=false."
+            )
+
+
+def _check_script(cfg: RunConfig, tasks: Sequence[Task]) -> None:
+    """A language model must know what it is asked about tasks of a plug-in."""
+    judge = cfg.judge_rollout.name
+    if cfg.multi_turn.env in ENVIRONMENTS or judge not in MODELS:
+        return
+    for source in dict.fromkeys(task.source for task in tasks):
+        if not has_script(source):
+            raise UserError(
+                f"judge_rollout.name={judge} is a language model, which is not told how to judge "
+                f"tasks with the source {source!r} of {cfg.multi_turn.env}: set judge=rules."
+            )
 
 
 def _check_ids(name: str, tasks: Sequence[Task]) -> None:

@@ -118,6 +118,11 @@ def test_C2_the_cap_of_a_turn_must_be_below_the_cap_of_a_game() -> None:
         ([PAPER, "actor_rollout_ref.rollout.max_model_len=2000"], "shorter than a game"),
         ([QUICK, "multi_turn.logprob_reward.clip_min=3"], "clip_min must be less"),
         ([QUICK, "multi_turn.logprob_reward.dead_band=-1"], "dead_band"),
+        ([QUICK, "algorithm.std_floor=-1"], "algorithm.std_floor must not be negative"),
+        ([QUICK, "algorithm.mt_grpo.turn_advantage_w=-1"], "mt_grpo.turn_advantage_w must not be"),
+        ([QUICK, "algorithm.gigpo.step_advantage_w=-1"], "gigpo.step_advantage_w must not be"),
+        ([QUICK, "algorithm.hgpo.history=-1"], "algorithm.hgpo.history must not be negative"),
+        ([QUICK, "algorithm.hgpo.length_weight_alpha=-1"], "hgpo.length_weight_alpha must not be"),
         ([QUICK, "multi_turn.logprob_reward.std_floor=-1"], "std_floor"),
         (
             [
@@ -268,10 +273,25 @@ def test_each_impossible_setting_is_refused_before_anything_starts(
         assert sentence.endswith((".", "?"))
 
 
-def test_plugins_may_bring_their_own_environment_and_estimator() -> None:
-    own = [QUICK, "multi_turn.env=mine", "algorithm.adv_estimator=mine"]
+def test_plugins_may_bring_an_environment_and_nothing_else() -> None:
+    own = [QUICK, "data.world=null", "judge=rules", "multi_turn.env=mine"]
     assert sentences(*own, "plugins=[my.module]") == []
-    assert len(sentences(*own)) >= 2
+    (sentence,) = sentences(*own)
+    assert "multi_turn.env does not know mine" in sentence
+    for more in ("algorithm.adv_estimator=mine", "multi_turn.logprob_reward.methods=[mine]"):
+        (sentence,) = sentences(*own, "plugins=[my.module]", more)
+        assert "does not know mine" in sentence
+
+
+def test_settings_of_a_plug_in_are_refused_where_none_reads_them() -> None:
+    (sentence,) = sentences(QUICK, "multi_turn.env_kwargs.size=3", "plugins=[my.module]")
+    assert sentence.startswith("multi_turn.env_kwargs is for environments of plug-ins, and twenty_")
+
+
+def test_an_embedded_world_is_refused_where_a_plug_in_plays() -> None:
+    own = [QUICK, "judge=rules", "multi_turn.env=mine", "plugins=[my.module]"]
+    (sentence,) = sentences(*own)
+    assert sentence.startswith("data.world plays twenty_questions only")
 
 
 def test_U6_one_gpu_holds_policy_and_quantised_judge() -> None:

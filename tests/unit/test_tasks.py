@@ -221,7 +221,13 @@ def test_tasks_of_another_environment_are_refused(source: str, part: str, tmp_pa
 
 def test_a_plug_in_environment_plays_any_source(tmp_path: Path) -> None:
     words = [f"data.{split}_files=[{source_file(tmp_path, 'chess')}]" for split in ("train", "val")]
-    tasks = load_tasks(config(*words, "plugins=[chess]", "multi_turn.env=chess"))
+    plugin = tmp_path / "own_chess.py"
+    plugin.write_text(
+        "from delta_belief_rl.envs.plugin import EnvPlugin\n"
+        "ENVIRONMENTS = {'chess': EnvPlugin(make=lambda options: None)}\n"
+    )
+    words += [f"plugins=[{plugin}]", "multi_turn.env=chess", "judge=rules"]
+    tasks = load_tasks(config(*words))
     assert [task.source for task in tasks.train] == ["chess"]
 
 
