@@ -62,10 +62,20 @@ def test_every_test_that_is_named_exists() -> None:
     assert lost == []
 
 
-def test_what_is_measured_is_a_number_or_says_that_it_is_not() -> None:
-    number = re.compile(r"-|n|(at most )?\d+(\.\d+)?( to \d+(\.\d+)?)?|those of the damaged")
-    cells = [(row[0], cell) for row in rows() for cell in row[3:]]
-    assert [(fault, cell) for fault, cell in cells if not number.fullmatch(cell)] == []
+def test_every_cell_is_a_number_or_one_of_the_marks_that_the_page_explains() -> None:
+    lost = re.compile(r"·|n|(at most )?\d+|those of the damaged")
+    seconds = re.compile(r"·|\d+(\.\d+)?( to \d+(\.\d+)?)?")
+    cells = [(row[0], cell, lost) for row in rows() for cell in row[3:5]]
+    cells += [(row[0], row[5], seconds) for row in rows()]
+    assert [(fault, cell) for fault, cell, form in cells if not form.fullmatch(cell)] == []
+    told = PAGE.split("## Faults", 1)[1].split("### ", 1)[0]
+    assert [mark for mark in ("`·`", "`n`") if mark not in told] == []
+
+
+def test_a_fault_of_a_real_run_has_its_seconds() -> None:
+    chaos = [row for row in rows() if "make chaos" in row[2]]
+    assert chaos
+    assert [row[0] for row in chaos if row[5] == "·"] == []
 
 
 def test_the_page_tells_of_every_fault_of_make_chaos() -> None:

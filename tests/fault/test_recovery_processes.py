@@ -30,6 +30,8 @@ pytestmark = [pytest.mark.fault, pytest.mark.slow, pytest.mark.timeout(1800)]
 PATIENCE = 800.0
 """Seconds for anything of a tiny run, on a busy machine."""
 SHORT = ("trainer.total_training_steps=3", "trainer.final_test=true")
+GAMES = 16
+"""Games of a step."""
 
 T = TypeVar("T")
 
@@ -95,9 +97,10 @@ def test_H12_a_rank_and_an_engine_that_are_killed_are_replaced_and_the_run_ends_
         shutil.rmtree(scratch, ignore_errors=True)
     assert process.returncode == 0, output[-4000:]
     assert_same_run(tmp_path / "straight", out)
-    lost = [event["lost"] for event in events_of(out, "recovered")]
-    assert lost == ["rank", "engine"]
-    assert all(event["steps_lost"] <= 1 for event in events_of(out, "recovered"))
+    recovered = events_of(out, "recovered")
+    assert [event["lost"] for event in recovered] == ["rank", "engine"]
+    assert all(event["steps_lost"] <= 1 for event in recovered)
+    assert all(event["games_lost"] <= GAMES for event in recovered)
     assert [pid for pid, birth in killed if birth and born(pid) == birth] == []
 
 

@@ -20,6 +20,8 @@ from pathlib import Path
 
 import pytest
 
+from delta_belief_rl.obs.jsonl import read_records
+from delta_belief_rl.trainer import checkpoint
 from tests.processes import descendants, mentioning
 from tests.runs import ROOT, assert_same_run, play, words, write_world
 
@@ -431,6 +433,8 @@ def test_N2_H6_two_jobs_on_one_host_and_one_of_them_cut_short_and_requeued(
     assert first.returncode == 143, err[-4000:]
     assert machine.calls("scontrol") == ["scontrol requeue 1"]
     assert mentioning(str(ray_folder(out))) == []
+    latest = checkpoint.find_latest(one / "checkpoints")
+    assert latest is not None
     straight, err = second.communicate(timeout=RUN_SECONDS)
     assert second.returncode == 0, err[-4000:]
 
@@ -438,6 +442,8 @@ def test_N2_H6_two_jobs_on_one_host_and_one_of_them_cut_short_and_requeued(
     resumed, err = again.communicate(timeout=RUN_SECONDS)
     assert again.returncode == 0, err[-4000:]
     assert "resumed run" in err
+    starts = [e["step"] for e in read_records(one / "events.jsonl") if e["kind"] == "start"]
+    assert starts == [0, latest.step]
     assert_same_run(one, other)
     folders = [ray_folder(text) for text in (out, straight, resumed)]
     assert len(set(folders)) == 3

@@ -116,7 +116,8 @@ def test_R14_W7_a_run_told_to_end_saves_what_is_finished_and_resumes_as_the_stra
     assert latest is not None
     assert latest.step == saved
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    assert play(words(out, world))[0] == 0
+    status, again = play(words(out, world))
+    assert (status, again.names.count("ActorWorker.update")) == (0, STEPS - saved)
     assert_same_run(straight, out)
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from delta_belief_rl.obs.jsonl import read_records
 from tests.processes import born, descendants, mentioning
 from tests.runs import ROOT, words, write_world
 
@@ -97,6 +98,13 @@ def to_end(out: Path, world: Path, *more: str) -> Finished:
             break
     assert run.process.returncode == 0, output[-4000:]
     return done
+
+
+def steps_of_starts(out: Path) -> list[int]:
+    """Steps after which the starts of a run so far went on."""
+    path = out / "events.jsonl"
+    events = read_records(path) if path.exists() else []
+    return [event["step"] for event in events if event["kind"] == "start"]
 
 
 @pytest.fixture(scope="session")

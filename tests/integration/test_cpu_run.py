@@ -12,11 +12,12 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import RAY_IS_LATE, START_SECONDS, Finished, start, to_end
+from conftest import RAY_IS_LATE, START_SECONDS, Finished, start, steps_of_starts, to_end
 
 from delta_belief_rl.config.compose import from_yaml, load_config
 from delta_belief_rl.obs.jsonl import read_records
 from delta_belief_rl.rollout.store import read_trajectories
+from delta_belief_rl.trainer import checkpoint
 from tests.processes import mentioning
 from tests.runs import ROOT, STEPS, assert_same_run, play, words
 
@@ -113,6 +114,7 @@ def test_R2_R4_R15_H3_a_run_through_ray_survives_sigkill_of_its_whole_group(
     records = read_records(straight.out / "metrics.jsonl")
     step_seconds = sum(r.get("timing_s/step", 0.0) for r in records) / STEPS
     landed, runs = 0, [tmp_path / "run0"]
+    kept: list[tuple[Path, int, int]] = []
     while landed < KILLS:
         out = runs[-1]
         run = start(out, tiny_world)
@@ -128,6 +130,8 @@ def test_R2_R4_R15_H3_a_run_through_ray_survives_sigkill_of_its_whole_group(
             time.sleep(rng.uniform(0.0, 2.0) * step_seconds)
         if run.kill():
             landed += 1
+            saved = checkpoint.find_latest(out / "checkpoints")
+            kept.append((out, len(steps_of_starts(out)), 0 if saved is None else saved.step))
         else:
             # It came to its end before the kill: the kills that are left go to another run, unless
             # Ray never came up.
@@ -137,3 +141,6 @@ def test_R2_R4_R15_H3_a_run_through_ray_survives_sigkill_of_its_whole_group(
     shutil.rmtree(to_end(runs[-1], tiny_world).scratch, ignore_errors=True)
     for out in runs:
         assert_same_run(straight.out, out)
+    # What was saved is never trained again.
+    for out, starts, step in kept:
+        assert all(begun >= step for begun in steps_of_starts(out)[starts:])

@@ -10,8 +10,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from conftest import steps_of_starts
 
 from delta_belief_rl.obs.jsonl import read_records
+from delta_belief_rl.trainer import checkpoint
 from tests.machines import Machine, machines, until
 from tests.processes import arguments, descendants
 from tests.runs import ROOT, assert_same_run, play, words
@@ -127,10 +129,13 @@ def test_H6_R2_a_machine_that_is_killed_ends_the_run_and_a_new_start_goes_on(
         # What was killed cannot tidy up; its reaper does.
         until(second.is_clear)
         assert first.is_clear()
+        saved = checkpoint.find_latest(out / "checkpoints")
+        assert saved is not None
 
         again = [start(rank, 2, run, "--cpus", "3") for rank in (0, 1)]
         assert [machine.end() for machine in again] == [0, 0], again[0].output[-4000:]
         assert "resumed run" in again[0].output
+    assert steps_of_starts(out) == [0, saved.step]
     status, _ = play([*words(tmp_path / "one", tiny_world, TWO_ENGINES), steps])
     assert status == 0
     assert_same_run(out, tmp_path / "one")

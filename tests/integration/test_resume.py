@@ -11,7 +11,7 @@ import pytest
 
 from delta_belief_rl.envs.worlds import table
 from delta_belief_rl.judge import build
-from delta_belief_rl.trainer import environments
+from delta_belief_rl.trainer import checkpoint, environments
 from tests.runs import STEPS, Killed, Trace, assert_same_run, metrics_of, play, state_of, words
 
 MOMENTS = int(os.environ.get("DBRL_MOMENTS", "4"))
@@ -43,8 +43,12 @@ def cut_off_and_resume(out: Path, world: Path, kill_at: int) -> Trace:
     """Start a run, cut it off, resume it to its end; returns what the second start did."""
     with pytest.raises(Killed):
         play(words(out, world), kill_at)
+    saved = checkpoint.find_latest(out / "checkpoints")
     status, trace = play(words(out, world))
     assert status == 0
+    # A step that was saved is not trained again, and no other one is left out.
+    done = 0 if saved is None else saved.step
+    assert trace.names.count("ActorWorker.update") == STEPS - done
     return trace
 
 

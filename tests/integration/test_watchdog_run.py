@@ -17,10 +17,11 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import START_SECONDS
+from conftest import START_SECONDS, steps_of_starts
 
 from delta_belief_rl.obs.jsonl import read_records
 from delta_belief_rl.obs.run_facts import RunFacts, read_run_facts
+from delta_belief_rl.trainer import checkpoint
 from tests.processes import mentioning
 from tests.runs import ROOT, STEPS, assert_same_run, play, words
 
@@ -55,6 +56,7 @@ def test_R1_H6_a_run_that_is_killed_twice_under_the_watchdog_ends_as_the_straigh
     )
     try:
         killed: list[int] = []
+        kept: list[tuple[int, int]] = []
         deadline = time.monotonic() + START_SECONDS
         while watchdog.poll() is None and time.monotonic() < deadline:
             facts = running(logs)
@@ -63,6 +65,9 @@ def test_R1_H6_a_run_that_is_killed_twice_under_the_watchdog_ends_as_the_straigh
             if facts is not None and facts.pid not in killed and max(steps, default=0) >= wanted:
                 killed.append(facts.pid)
                 os.kill(facts.pid, signal.SIGKILL)
+                latest = checkpoint.find_latest(out / "checkpoints")
+                step = 0 if latest is None else latest.step
+                kept.append((len(steps_of_starts(out)), step))
             time.sleep(0.05)
         _, said = watchdog.communicate(timeout=120)
     finally:
@@ -75,6 +80,9 @@ def test_R1_H6_a_run_that_is_killed_twice_under_the_watchdog_ends_as_the_straigh
     assert causes == ["killed"] * len(KILL_AFTER) + ["done"], said
     assert state["ended"]["reason"] == "the run is done"
     assert {start["run_dir"] for start in state["starts"] if start["run_dir"]} == {str(out)}
+    # What was saved is never trained again.
+    for starts, step in kept:
+        assert all(begun >= step for begun in steps_of_starts(out)[starts:])
     assert mentioning(str(scratch)) == []
     shutil.rmtree(scratch, ignore_errors=True)
     assert_same_run(straight, out)
