@@ -82,14 +82,16 @@ def judge_extras(turns: Sequence[Turn]) -> dict[str, float]:
     """Shares of all questions at which something was noticed, ``judge/extra/<tag>``.
 
     Questions that code decided without asking the judge count, too. The published tags are always
-    there, others where they occur; without a question nothing is returned.
+    there, others where they occur, and reasons in prose are no tags; without a question nothing is
+    returned.
     """
     if not turns:
         return {}
     counts: dict[str, int] = dict.fromkeys(JUDGE_EXTRAS, 0)
     for turn in turns:
         for tag in dict.fromkeys(turn.diagnostics):
-            counts[tag] = counts.get(tag, 0) + 1
+            if tag.isidentifier():
+                counts[tag] = counts.get(tag, 0) + 1
     return {f"judge/extra/{tag}": count / len(turns) for tag, count in counts.items()}
 
 

@@ -429,6 +429,11 @@ def test_judge_extras_are_shares_of_all_questions() -> None:
     assert out["judge/extra/candidate_list"] == 0.25
     assert out["judge/extra/too_long_word"] == 0.0
     assert judge_extras([]) == {}
+    reason = "ValueError: a board of 3 x 3"
+    assert judge_extras([turn(0, diagnostics=("game_failed", reason))]).keys() == {
+        *(name for name in out if "candidate" not in name),
+        "judge/extra/game_failed",
+    }
     _, training = step([replace(MIXED[0].trajectories[2], turns=tuple(turns))])
     assert training["judge/extra/no_question"] == 0.5
 
