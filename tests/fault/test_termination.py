@@ -148,15 +148,6 @@ def test_H1_an_engine_that_stays_paused_after_a_validation_ends_the_run_as_stall
 # --- real processes -------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def _ctrl_c_is_heard() -> Iterator[None]:
-    """In the background of a shell it is ignored, and so in what is started there."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("_ctrl_c_is_heard")
 @pytest.mark.parametrize(
     ("moment", "sent"),
     [
