@@ -137,6 +137,9 @@ def strip_fillers(text: str) -> str:
     while (match := _FILLER.match(text)) and match.end() < len(text):
         text = text[match.end() :]
     while (match := _TRAILING.search(text)) and match.start() > 0:
+        # "Is it thanks?" names a word.
+        if _OPENER.fullmatch(f"{text[: match.start()]} "):
+            break
         text = text[: match.start()]
     return text.strip(_OUTER)
 

@@ -6,12 +6,14 @@ import math
 import pickle
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
 
 from delta_belief_rl.envs.base import Action, Env, JudgeReply, Outcome
 from delta_belief_rl.envs.check import EnvContractError, available_hooks, check_env
+from delta_belief_rl.envs.parquet import read_parquet
 from delta_belief_rl.envs.twenty_questions import TwentyQuestions, TwentyQuestionsSettings
 from delta_belief_rl.envs.worlds.game import WorldTwentyQuestions, world_settings
 from delta_belief_rl.envs.worlds.grammar import Grammar
@@ -20,6 +22,7 @@ from delta_belief_rl.judge.rules_judge import WorldJudge
 from delta_belief_rl.types import Message, UserError, Verdict
 from tests.worlds import ask, small_world, task_for
 
+FILES = Path(__file__).resolve().parents[2].parent / "shared/data/envs/twenty_questions"
 WORLD = small_world()
 GRAMMAR = Grammar(WORLD)
 JUDGE = WorldJudge(WORLD, GRAMMAR)
@@ -38,6 +41,24 @@ def _world(secret: str = "dog", max_turns: int = 20) -> WorldTwentyQuestions:
 def _say(env: TwentyQuestions, text: str, verdict: Verdict = Verdict.NO) -> Outcome:
     action = env.parse(text)
     return env.apply(action, JudgeReply(verdict) if action.needs_judge else None)
+
+
+# --- published files --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "rows"), [("train_rl", 1000), ("val", 198), ("test", 433)])
+def test_every_secret_of_a_published_file_is_played_to_a_win(name: str, rows: int) -> None:
+    path = FILES / f"{name}.parquet"
+    if not path.is_file():
+        pytest.skip("no ../shared/data beside this clone: the published files are not here")
+    tasks = read_parquet(str(path), system_key=None)
+    assert len(tasks) == rows
+    for task in tasks:
+        env = TwentyQuestions(task, STRICT)
+        asked = _say(env, "Is it bigger than a house?", Verdict.NO)
+        assert (asked.verdict, asked.done) == (Verdict.NO, False), task.id
+        guess = _say(env, f"Is it {task.secret}?", Verdict.WIN)
+        assert (guess.verdict, guess.done, guess.strict_win) == (Verdict.WIN, True, True), task.id
 
 
 # --- wins -------------------------------------------------------------------------------------
