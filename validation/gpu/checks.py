@@ -240,9 +240,14 @@ PAPER = {
         "judge=qwen3_14b_awq",
         "judge_rollout.rollout.gpu_memory_utilization=0.25",
     ],
+    "paper_bf16_shared": [
+        "hardware=one_gpu",
+        "judge_rollout.rollout.tensor_model_parallel_size=1",
+        "judge_rollout.rollout.gpu_memory_utilization=0.33",
+    ],
 }
 """Layouts of the published run: two AWQ judges on the second card; policy and judge over both
-cards; everything on one card."""
+cards; everything on one card, with a judge in four bits or in bfloat16."""
 
 
 def paper_words(site: Site, check: str) -> list[str]:
@@ -429,5 +434,11 @@ def all_checks(site: Site) -> tuple[Check, ...]:
             "published shapes: policy and AWQ judge on one card",
             gpus=1,
             share=0.5,
+        ),
+        _paper(
+            "paper_bf16_shared",
+            "published shapes: policy and bfloat16 judge on one card",
+            gpus=1,
+            share=0.6,
         ),
     )
