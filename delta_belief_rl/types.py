@@ -274,6 +274,11 @@ class TurnTable:
         answered: True where the action was replied to as one that can be, neither invalid nor a
             repetition nor a failure of the judge.
         rewards: Named channels, apart until credit.
+        tokens: Numbers of every sampled token by name, each ``[S]``, all rows end to end (``S`` is
+            the sum of ``n_tokens``): ``logp`` of the policy before the update, ``values`` of a
+            critic, and ``view:<name>``, the log-prob behind another context, NaN in games for
+            which there is none.
+        update: Updates that the policy has had before this one; schedules read it.
     """
 
     group: IntArray
@@ -289,6 +294,8 @@ class TurnTable:
     progress: FloatArray = field(default_factory=lambda: np.zeros(0))
     answered: BoolArray = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
     rewards: Mapping[str, FloatArray] = field(default_factory=lambda: dict[str, FloatArray]())
+    tokens: Mapping[str, FloatArray] = field(default_factory=lambda: dict[str, FloatArray]())
+    update: int = 0
 
     @property
     def num_rows(self) -> int:
@@ -315,6 +322,10 @@ class TurnTable:
         """``[N, K]``, true where the game has that turn."""
         return self.grid(np.ones(self.num_rows)).astype(np.bool_)
 
+    def token_row(self) -> IntArray:
+        """The row of each sampled token, ``[S]``."""
+        return np.repeat(np.arange(self.num_rows, dtype=np.int64), self.n_tokens)
+
     def game_group(self) -> IntArray:
         """Group number of each game, ``[N]``."""
         out = np.zeros(self.num_games, dtype=np.int64)
@@ -337,7 +348,8 @@ class TrainBatch:
         rollout_logp: ``[T]``, as the engine reported it at sampling time.
         advantages: ``[T]``.
         weight: ``[T]``, 0 removes a token from the loss and from every count.
-        views: Further log-probs of the same tokens under a named context, e.g. ``reference``.
+        views: Further numbers of the same tokens by name: log-probs under another model or behind
+            another context, values of a critic and what they shall become.
         denominators: Global counts over the whole batch: ``tokens``, ``turns``, ``rows``.
     """
 

@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from delta_belief_rl.algo.base import Credit
+from delta_belief_rl.algo.base import Credit, Scorer
 from delta_belief_rl.algo.credit.gigpo import GiGpo, GiGpoSettings
 from delta_belief_rl.algo.credit.grpo import Grpo, GrpoSettings
 from delta_belief_rl.algo.credit.grpo_passk import GrpoPassk, GrpoPasskSettings
@@ -72,13 +72,39 @@ CREDITS: dict[str, tuple[Callable[..., Credit], type[Any]]] = {
 """Name of a method to its class and the class of its settings."""
 
 
+TRANSFORMS: dict[str, tuple[Callable[..., Credit], type[Any]]] = {}
+"""The same of methods that change the advantages of another one."""
+
+SCORERS: dict[str, Callable[[], Scorer]] = {}
+"""Name of a view to what tells its hints."""
+
+
 def nearest(name: str, known: Mapping[str, object] | list[str]) -> str:
     """A hint at the known name that looks most like ``name``."""
     close = get_close_matches(name, list(known), n=1)
     return f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(known)}."
 
 
-def build_credit(name: str, knobs: Mapping[str, Any] | None = None) -> Credit:
+def find_method(name: str, *, transform: bool = False) -> tuple[Callable[..., Credit], type[Any]]:
+    """The class of a method and that of its settings.
+
+    Args:
+        name: As ``algorithm.adv_estimator`` has it, or ``algorithm.transforms``.
+        transform: Which of the two.
+
+    Raises:
+        UserError: There is no such method.
+    """
+    known = TRANSFORMS if transform else CREDITS
+    if name not in known:
+        setting = "algorithm.transforms" if transform else "algorithm.adv_estimator"
+        raise UserError(f"{setting} is {name!r}{nearest(name, known)}")
+    return known[name]
+
+
+def build_credit(
+    name: str, knobs: Mapping[str, Any] | None = None, *, transform: bool = False
+) -> Credit:
     """A credit method by name, with some of its settings changed.
 
     Raises:
@@ -88,9 +114,7 @@ def build_credit(name: str, knobs: Mapping[str, Any] | None = None) -> Credit:
         >>> build_credit("grpo", {"norm_adv_by_std_in_grpo": False}).needs_group
         True
     """
-    if name not in CREDITS:
-        raise UserError(f"algorithm.adv_estimator is {name!r}{nearest(name, CREDITS)}")
-    method, settings = CREDITS[name]
+    method, settings = find_method(name, transform=transform)
     known = [item.name for item in fields(settings)]
     for knob in knobs or {}:
         if knob not in known:

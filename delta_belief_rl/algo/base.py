@@ -21,6 +21,12 @@ from delta_belief_rl.types import FloatArray, Group, IntArray, TurnTable, UserEr
 
 HOOK_COLUMNS = ("state_key", "progress")
 """Columns of the turn table that an environment's optional hook of the same name fills."""
+VIEW = "view:"
+"""What the name of a view begins with in ``requires``; see ``TurnTable.tokens``."""
+LOGP = "tokens:logp"
+"""Log-probs of the played tokens before the update, which every run has."""
+VALUES = "tokens:values"
+"""Values of a critic at every played token; who requires them starts a critic."""
 
 
 class Grain(StrEnum):
@@ -42,7 +48,10 @@ class Advantage:
         rewards: The reward of each row as the estimator used it, so that the logged sum is the used
             sum.
         tokens: Where the tokens of a turn differ: the advantage of every sampled token, all rows
-            end to end, ``[n_tokens.sum()]``; ``turns`` then holds their means.
+            end to end, ``[S]``; ``turns`` then holds their means.
+        targets: What a critic's value of each sampled token is trained towards, ``[S]``; NaN where
+            it is not trained.
+        distil: Weight of each turn in distillation losses, ``[R]``; None weighs all valid ones 1.
     """
 
     turns: FloatArray
@@ -50,10 +59,22 @@ class Advantage:
     stats: Mapping[str, float] = field(default_factory=dict[str, float])
     rewards: FloatArray = field(default_factory=lambda: np.zeros(0))
     tokens: FloatArray | None = None
+    targets: FloatArray | None = None
+    distil: FloatArray | None = None
+
+
+def paid_rewards(table: TurnTable) -> FloatArray:
+    """Sum of all channels, ``[R]``; zero on rows that are not valid."""
+    total = np.sum(list(table.rewards.values()), axis=0) if table.rewards else np.zeros(0)
+    return np.where(table.valid, total, 0.0) if table.rewards else np.zeros(table.num_rows)
 
 
 class Stateless:
-    """Default state hooks of a component that keeps nothing between steps."""
+    """Defaults of a component that keeps nothing between steps and pays every reward once."""
+
+    def paid(self, table: TurnTable) -> FloatArray:
+        """The reward of each row as ``apply`` uses it, ``[R]``."""
+        return paid_rewards(table)
 
     def state_dict(self) -> dict[str, object]:
         """Nothing to save."""
@@ -78,7 +99,7 @@ class Component(Protocol):
     """What every component declares.
 
     Attributes:
-        requires: Names of columns, channels and views that must exist.
+        requires: Names of columns, hooks, channels, token columns and views that must exist.
         provides: Names that exist afterwards.
         grain: Which rows must be seen together.
     """
@@ -120,6 +141,34 @@ class Credit(Component, Protocol):
         """Advantages of all rows; ``previous`` is the output of the element before."""
         ...
 
+    def paid(self, table: TurnTable) -> FloatArray:
+        """The reward of each row as ``apply`` uses it, ``[R]``; for the logs of evaluations, whose
+        games teach nothing and leave no trace in a method's state."""
+        ...
+
+
+@runtime_checkable
+class Scorer(Component, Protocol):
+    """Asks how likely the played tokens are behind another context.
+
+    It provides ``view:<view>``: the context is the game's own with a hint at the end of its opening
+    message, so that every turn of the game is played in its light.
+    """
+
+    @property
+    def view(self) -> str:
+        """Name of the view."""
+        ...
+
+    @property
+    def model(self) -> str:
+        """Who reads it: ``policy``, ``base`` (without adapter) or ``ema``."""
+        ...
+
+    def hints(self, groups: Sequence[Group]) -> list[str | None]:
+        """The hint of each game, in the order of the games; None where there is nothing to tell."""
+        ...
+
 
 @runtime_checkable
 class Sampler(Protocol):
@@ -146,7 +195,11 @@ def check_group_size(credit: Credit, group_size: int) -> None:
 
 
 def check_requires(
-    component: Component, hooks: Collection[str], channels: Collection[str], env: str
+    component: Component,
+    hooks: Collection[str],
+    channels: Collection[str],
+    env: str,
+    tokens: Collection[str] = (),
 ) -> None:
     """Refuse a component that needs what nothing in the run makes.
 
@@ -155,6 +208,7 @@ def check_requires(
         hooks: Optional hooks that the environment has.
         channels: Reward channels, e.g. ``reward:outcome``.
         env: The environment's name.
+        tokens: Token columns and views that the run makes, e.g. ``tokens:values``.
 
     Raises:
         UserError: A hook, a channel or a column is missing; it is named.
@@ -167,7 +221,7 @@ def check_requires(
                 f"{name} needs the hook {needed}, which the environment {env} does not have: add "
                 f"{needed}() to it, or choose another algorithm.adv_estimator."
             )
-        if needed not in {*columns, *channels, *HOOK_COLUMNS}:
+        if needed not in {*columns, *channels, *HOOK_COLUMNS, *tokens}:
             raise UserError(
                 f"{name} needs {needed}, which nothing in this run makes: choose another "
                 "algorithm.adv_estimator."
@@ -182,6 +236,20 @@ def require_first(previous: Advantage | None, name: str) -> None:
     """
     if previous is not None:
         raise UserError(f"{name} makes advantages itself; put it first in the credit chain.")
+
+
+def require_previous(previous: Advantage | None, name: str) -> Advantage:
+    """The advantages that a transform changes.
+
+    Raises:
+        UserError: There are none, because it is the first of its chain.
+    """
+    if previous is None:
+        raise UserError(
+            f"{name} changes the advantages of another method; name that in "
+            f"algorithm.adv_estimator and {name} in algorithm.transforms."
+        )
+    return previous
 
 
 def require_range(

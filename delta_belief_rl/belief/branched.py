@@ -12,9 +12,9 @@ compares them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,19 @@ BASE = "base"
 
 
 @dataclass(frozen=True, slots=True)
+class View:
+    """A game's sampled tokens behind another opening.
+
+    Attributes:
+        token_ids: The stream with the other opening.
+        action_positions: ``[n]``, where the same sampled tokens lie in it.
+    """
+
+    token_ids: Sequence[int]
+    action_positions: IntArray
+
+
+@dataclass(frozen=True, slots=True)
 class ScoreRequest:
     """One finished game.
 
@@ -44,12 +57,14 @@ class ScoreRequest:
         elicitation: The guess; None when no belief is wanted.
         belief_points: Prefix lengths at which the guess is asked, strictly increasing, ``k + 1`` of
             them.
+        views: Other contexts of the same tokens, by name.
     """
 
     token_ids: Sequence[int]
     action_positions: IntArray
     elicitation: Elicitation | None = None
     belief_points: tuple[int, ...] = ()
+    views: Mapping[str, View] = field(default_factory=lambda: dict[str, View]())
 
     @classmethod
     def of(cls, trajectory: Trajectory, elicitation: Elicitation | None = None) -> ScoreRequest:

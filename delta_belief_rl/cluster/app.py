@@ -19,7 +19,8 @@ from typing import Any
 
 import yaml
 
-from delta_belief_rl.algo.base import HOOK_COLUMNS, check_requires
+from delta_belief_rl.algo.base import HOOK_COLUMNS, LOGP, VIEW, check_requires
+from delta_belief_rl.algo.chain import elements_of
 from delta_belief_rl.algo.samplers.sequential import TaskSampler
 from delta_belief_rl.algo.shapers.channels import ChannelShaper
 from delta_belief_rl.belief.elicit import elicitor, template_of
@@ -64,6 +65,7 @@ from delta_belief_rl.trainer.api_policy import api_player, api_policy_settings, 
 from delta_belief_rl.trainer.checkpoint import Checkpoint
 from delta_belief_rl.trainer.environments import EnvFactory, env_factory
 from delta_belief_rl.trainer.final import final_test, is_tested, starting_games, starting_test
+from delta_belief_rl.trainer.hints import hinter
 from delta_belief_rl.trainer.judge_settings import api_settings, judge_mode
 from delta_belief_rl.trainer.loop import train
 from delta_belief_rl.trainer.preflight import check_owner, check_tokenizer, check_weights
@@ -73,6 +75,7 @@ from delta_belief_rl.trainer.settings import (
     belief_models,
     candidate_settings,
     credit_method,
+    credit_scorers,
     kl_reward,
     prior_exchange,
     reward_settings,
@@ -247,10 +250,13 @@ def _check_credit(cfg: RunConfig, tasks: TaskSets, make_env: EnvFactory) -> None
     credit = credit_method(cfg)
     if cfg.trainer.val_only:
         return
+    parts = elements_of(credit)
     # A game is made only where somebody asks what it has.
-    asked = any(name in HOOK_COLUMNS for name in credit.requires)
+    asked = any(name in HOOK_COLUMNS for part in parts for name in part.requires)
     hooks = available_hooks(make_env(tasks.train[0])) if asked else ()
-    check_requires(credit, hooks, ChannelShaper.provides, cfg.multi_turn.env)
+    tokens = [LOGP, *(f"{VIEW}{scorer.view}" for scorer in credit_scorers(credit))]
+    for part in parts:
+        check_requires(part, hooks, ChannelShaper.provides, cfg.multi_turn.env, tokens)
 
 
 def _check_judge(cfg: RunConfig) -> None:
@@ -386,6 +392,7 @@ def _services(
         )
 
     saved_step = start.checkpoint.step if start.checkpoint else None
+    credit = credit_method(cfg)
     return Services(
         cfg=cfg,
         run_dir=run_dir,
@@ -399,7 +406,9 @@ def _services(
         engines=pools.engines,
         judge=pools.judge,
         shaper=ChannelShaper(reward_settings(cfg)),
-        credit=credit_method(cfg),
+        credit=credit,
+        scorers=credit_scorers(credit),
+        hinted=hinter(chat),
         elicit=elicit,
         log=MetricsLog(run_dir / "metrics.jsonl", start.run_id, saved_step),
         wandb=wandb_mirror(cfg, run_dir, start.run_id, resolved),

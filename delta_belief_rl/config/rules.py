@@ -13,7 +13,7 @@ from delta_belief_rl.config import rules_learning as learning
 from delta_belief_rl.config import rules_pools as pools
 from delta_belief_rl.config.schema import RunConfig
 from delta_belief_rl.config.schema_actor import ActorRolloutRef
-from delta_belief_rl.config.schema_algo import ESTIMATORS
+from delta_belief_rl.config.schema_algo import CREDIT_TRANSFORMS, ESTIMATORS
 from delta_belief_rl.config.schema_turns import BELIEF_METHODS, ENVIRONMENTS, VERIFY_METHODS
 from delta_belief_rl.types import UserError
 
@@ -106,6 +106,7 @@ def names(config: RunConfig) -> Iterator[str]:
             "leave it out."
         )
     yield from unknown("algorithm.adv_estimator", [config.algorithm.adv_estimator], ESTIMATORS)
+    yield from unknown("algorithm.transforms", config.algorithm.transforms, CREDIT_TRANSFORMS)
     yield from unknown(
         "multi_turn.logprob_reward.methods", turns.logprob_reward.methods, BELIEF_METHODS
     )

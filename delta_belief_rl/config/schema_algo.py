@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -13,6 +14,7 @@ GROUP_ESTIMATORS = (
 )
 """These compare the games of one secret."""
 ESTIMATORS = (*GROUP_ESTIMATORS, "reinforce", "reinforce_plus_plus", "multi_turn_reinforce")
+CREDIT_TRANSFORMS: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,16 @@ class Algorithm:
         "from the same state), reinforce (no group), reinforce_plus_plus, "
         "reinforce_plus_plus_baseline or multi_turn_reinforce; see docs/algorithms.md.",
         corrected="the last three run",
+    )
+    kwargs: Mapping[str, object] = field(
+        default_factory=dict[str, object],
+        metadata={
+            "help": "Settings of a method that a plug-in brings, for it to check and to read.",
+            "new": True,
+        },
+    )
+    transforms: tuple[str, ...] = opt(
+        (), "Methods that change these advantages, one after the other.", new=True
     )
     parity: Literal["reference", "masked"] = opt(
         "reference",

@@ -13,6 +13,7 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -28,6 +29,7 @@ from delta_belief_rl.algo.losses.policy import PolicyInputs, PolicyLossSettings
 from delta_belief_rl.algo.losses.registry import LOSSES
 from delta_belief_rl.belief.branched import (
     ScoreRequest,
+    ScoreResult,
     plan_passes,
     score_batch,
     score_beliefs,
@@ -107,6 +109,8 @@ class ActorSettings:
         views: Models whose log-probs of the games' own tokens are wanted beside the policy's.
         beliefs: Models whose beliefs are wanted.
         score_tokens: Token budget of one forward of the score pass.
+        contexts: Names of the other contexts that games may have (``ScoreRequest.views``), and the
+            model that reads each.
         use_liger: On a GPU, use Liger kernels where they are installed and fit the model.
         old_is_new: The batch is used for one optimizer step, so the old policy is the current one.
     """
@@ -128,6 +132,7 @@ class ActorSettings:
     kl_coef: float = 0.0
     kl_type: str = "low_var_kl"
     views: tuple[str, ...] = ()
+    contexts: tuple[tuple[str, str], ...] = ()
     beliefs: tuple[str, ...] = ()
     score_tokens: int = 16384
     old_is_new: bool = False
@@ -140,7 +145,8 @@ class GameScore:
     Attributes:
         logp: ``[sampled tokens]`` of the policy.
         entropy: Mean entropy of the policy at its sampled tokens, in nats.
-        views: Log-probs of the same tokens under other models, by name.
+        views: Log-probs of the same tokens by name, under other models and behind other contexts;
+            NaN where the game does not have the context.
         beliefs: ``[k + 1]`` per belief model, in nats.
     """
 
@@ -246,10 +252,12 @@ class PolicyActor:
                     beliefs[name] = self._passes(games, ask)
         views: dict[str, list[FloatArray]] = {}
         for name in settings.views:
-            switch = use_adapter(self.model, None if name == BASE else name)
-            with self._meter.measure("ref"), switch:
+            with self._meter.measure("ref"), self._reading(name):
                 results = self._passes(plain, score)
             views[name] = [result.logp for result in results]
+        for name, reader in settings.contexts:
+            with self._meter.measure("views"), self._reading(reader):
+                views[name] = self._behind(name, games, score)
         return [
             GameScore(
                 logp=result.logp,
@@ -259,6 +267,29 @@ class PolicyActor:
             )
             for index, result in enumerate(own)
         ]
+
+    def _behind(
+        self,
+        name: str,
+        games: Sequence[ScoreRequest],
+        score: Callable[[Sequence[ScoreRequest]], Sequence[ScoreResult]],
+    ) -> list[FloatArray]:
+        """Log-probs of the games' tokens behind one of their other contexts."""
+        out = [np.full(len(game.action_positions), np.nan) for game in games]
+        have = [index for index, game in enumerate(games) if name in game.views]
+        asked = [games[index].views[name] for index in have]
+        results = self._passes(
+            [ScoreRequest(view.token_ids, view.action_positions) for view in asked], score
+        )
+        for index, result in zip(have, results, strict=True):
+            out[index] = result.logp
+        return out
+
+    def _reading(self, reader: str) -> AbstractContextManager[None]:
+        """Use one of the models that a view can be asked of."""
+        if reader == POLICY:
+            return nullcontext()
+        return use_adapter(self.model, None if reader == BASE else reader)
 
     def _passes(
         self,

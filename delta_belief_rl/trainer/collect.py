@@ -155,7 +155,8 @@ async def _score(run: Services, groups: Sequence[Group]) -> tuple[list[Group], l
     """Old log-probs and beliefs in one pass; the groups with their beliefs."""
     with run.timers.measure("old_log_prob"):
         run.progress.set_phase("score")
-        scores = await run.policy.score(steps.score_requests(run, groups))
+        asked = steps.with_views(run, groups, steps.score_requests(run, groups))
+        scores = await run.policy.score(asked)
         return steps.with_beliefs(run.cfg, groups, scores), scores
 
 

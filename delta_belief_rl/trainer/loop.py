@@ -7,6 +7,8 @@ the loop does not know which environment, judge, credit method or engine is runn
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from delta_belief_rl.eval.metrics import rollout_metrics
 from delta_belief_rl.obs.disk import writing
 from delta_belief_rl.obs.metrics import perf_metrics, token_timings
@@ -61,6 +63,7 @@ async def train_step(run: Services, step: int) -> dict[str, float]:
         run.border = None
         with timers.measure("reward"):
             table, priced = steps.charge_kl(run, steps.reward_table(run, groups, scores), scores)
+            table = replace(table, tokens=steps.token_columns(scores), update=step - 1)
         with timers.measure("adv"):
             advantage = run.credit.apply(table)
             batch = build_batch(
@@ -69,7 +72,7 @@ async def train_step(run: Services, step: int) -> dict[str, float]:
                 advantage.turns,
                 advantage.weight,
                 [score.logp for score in scores],
-                steps.views(scores),
+                steps.batch_columns(table, advantage, scores),
                 advantage.tokens,
             )
             plan = plan_update(

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
-from delta_belief_rl.algo.base import Credit, Sampler, Shaper
+from delta_belief_rl.algo.base import Credit, Sampler, Scorer, Shaper
 from delta_belief_rl.algo.shapers.kl_reward import KlReward
-from delta_belief_rl.belief.branched import ScoreRequest
+from delta_belief_rl.belief.branched import ScoreRequest, View
 from delta_belief_rl.belief.elicit import Elicitation
 from delta_belief_rl.config.schema import RunConfig
 from delta_belief_rl.engines.base import BranchEngine
@@ -26,7 +26,7 @@ from delta_belief_rl.rollout.driver import RolloutDriver
 from delta_belief_rl.trainer.actor import AdapterSnapshot, GameScore
 from delta_belief_rl.trainer.background import Background
 from delta_belief_rl.trainer.packing import UpdatePlan
-from delta_belief_rl.types import FloatArray, Task, TrainBatch
+from delta_belief_rl.types import FloatArray, Task, TrainBatch, Trajectory
 
 
 class PolicyGroup(Protocol):
@@ -151,6 +151,10 @@ class Services:
     wandb: WandbMirror
     progress: ProgressView
     resolved: str
+    scorers: tuple[Scorer, ...] = ()
+    """What the credit method asks of the played tokens behind other contexts."""
+    hinted: Callable[[Trajectory, str], View] | None = None
+    """A game with a hint in its opening; there where there are scorers."""
     kl_reward: KlReward | None = None
     engine: BranchEngine | None = None
     """Scores texts for cross-checks; None where the engine cannot."""

@@ -6,10 +6,12 @@ Only this file knows both sides, so no room below depends on the configuration's
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
+from dataclasses import fields
 from typing import Any
 
-from delta_belief_rl.algo import build_credit
-from delta_belief_rl.algo.base import Credit, check_group_size
+from delta_belief_rl.algo import SCORERS, build_credit, find_method
+from delta_belief_rl.algo.base import VIEW, Credit, Scorer, check_group_size
+from delta_belief_rl.algo.chain import chain_of, elements_of
 from delta_belief_rl.algo.losses.policy import PolicyLossSettings
 from delta_belief_rl.algo.shapers.channels import RewardSettings
 from delta_belief_rl.algo.shapers.kl_reward import KlReward, KlRewardSettings
@@ -17,6 +19,7 @@ from delta_belief_rl.belief.elicit import NEUTRAL_QUESTION
 from delta_belief_rl.belief.shaping import ShapingOptions
 from delta_belief_rl.config.game_settings import question_tag
 from delta_belief_rl.config.schema import RunConfig
+from delta_belief_rl.config.schema_algo import Algorithm
 from delta_belief_rl.engines.base import SamplingParams
 from delta_belief_rl.envs.base import JudgeRequest
 from delta_belief_rl.envs.twenty_questions import TwentyQuestionsSettings
@@ -25,6 +28,7 @@ from delta_belief_rl.judge.prompts import opening_key
 from delta_belief_rl.rollout.candidates import CandidateSettings
 from delta_belief_rl.trainer.actor import BASE, EMA, POLICY, ActorSettings, AdapterSettings
 from delta_belief_rl.trainer.optimizer import OptimizerSettings
+from delta_belief_rl.types import UserError
 
 BELIEF_MODELS = {"actor": POLICY, "ref": EMA, "ema": EMA, "base": BASE}
 """The configuration's names of belief models; ``ref`` is the slow adapter's published name."""
@@ -163,6 +167,7 @@ def actor_settings(
         kl_coef=actor.kl_loss_coef if actor.use_kl_loss else 0.0,
         kl_type=actor.kl_loss_type,
         views=(BASE,) if actor.use_kl_loss or cfg.algorithm.use_kl_in_reward else (),
+        contexts=tuple((ask.view, ask.model) for ask in credit_scorers(credit_method(cfg))),
         beliefs=belief_models(cfg),
         score_tokens=score_tokens(cfg),
         old_is_new=single_update(cfg),
@@ -239,55 +244,48 @@ def kl_reward(cfg: RunConfig) -> KlReward | None:
 
 
 def credit_method(cfg: RunConfig) -> Credit:
-    """The advantage estimator with the knobs it has."""
+    """The advantage estimator and the transforms behind it, with the knobs that they have."""
     algorithm = cfg.algorithm
-    parity = "reference" if algorithm.parity == "reference" else "ours"
-    knobs: dict[str, dict[str, Any]] = {
-        "grpo": {"norm_adv_by_std_in_grpo": algorithm.norm_adv_by_std_in_grpo, "parity": parity},
-        "grpo_turn": {
-            "norm_adv_by_std_in_grpo": algorithm.norm_adv_by_std_in_grpo,
-            "parity": parity,
-            "std_floor": algorithm.std_floor,
-        },
-        "grpo_turn_rtg": {
-            "gamma": algorithm.gamma,
-            "scale_by_std": algorithm.norm_adv_by_std_in_grpo,
-            "std_floor": algorithm.std_floor,
-        },
-        "grpo_passk": {"norm_adv_by_std_in_grpo": algorithm.norm_adv_by_std_in_grpo},
-        "mt_grpo": {
-            "turn_advantage_w": algorithm.mt_grpo.turn_advantage_w,
-            "turn_credit": algorithm.mt_grpo.turn_credit,
-        },
-        "gigpo": {
-            "gamma": algorithm.gamma,
-            "norm_adv_by_std_in_grpo": algorithm.norm_adv_by_std_in_grpo,
-            "step_advantage_w": algorithm.gigpo.step_advantage_w,
-            "episode_weighting": algorithm.gigpo.episode_weighting,
-        },
-        "hgpo": {
-            "gamma": algorithm.gamma,
-            "norm_adv_by_std_in_grpo": algorithm.norm_adv_by_std_in_grpo,
-            "history": algorithm.hgpo.history,
-            "length_weight_alpha": algorithm.hgpo.length_weight_alpha,
-            "base_group": algorithm.hgpo.base_group,
-            "skip_zero": algorithm.hgpo.skip_zero,
-        },
-        "reinforce": {"gamma": algorithm.gamma},
-        "reinforce_plus_plus": {"gamma": algorithm.gamma, "parity": parity},
-        "reinforce_plus_plus_baseline": {"parity": parity},
-        "multi_turn_reinforce": {
-            "gamma": algorithm.gamma,
-            "norm_adv_in_mtr": algorithm.norm_adv_in_mtr,
-            "clip_adv_in_mtr": algorithm.clip_adv_in_mtr,
-            "clip_adv_min": algorithm.clip_adv_min,
-            "clip_adv_max": algorithm.clip_adv_max,
-            "only_propagate_eog_in_mtr": algorithm.only_propagate_eog_in_mtr,
-        },
-    }
-    credit = build_credit(algorithm.adv_estimator, knobs.get(algorithm.adv_estimator))
+    names = (algorithm.adv_estimator, *algorithm.transforms)
+    parts = [(name, _credit_part(algorithm, name, place > 0)) for place, name in enumerate(names)]
+    credit = chain_of(parts)
     check_group_size(credit, cfg.multi_turn.train.n)
     return credit
+
+
+def _credit_part(algorithm: Algorithm, name: str, transform: bool) -> Credit:
+    """One method; a knob is looked for among its own settings first, then among the shared ones."""
+    own = getattr(algorithm, name, None)
+    shared = {
+        "parity": "reference" if algorithm.parity == "reference" else "ours",
+        "scale_by_std": algorithm.norm_adv_by_std_in_grpo,
+    }
+    knobs: dict[str, Any] = {}
+    for item in fields(find_method(name, transform=transform)[1]):
+        if own is not None and hasattr(own, item.name):
+            knobs[item.name] = getattr(own, item.name)
+        elif item.name in shared:
+            knobs[item.name] = shared[item.name]
+        elif hasattr(algorithm, item.name):
+            knobs[item.name] = getattr(algorithm, item.name)
+    return build_credit(name, knobs, transform=transform)
+
+
+def credit_scorers(credit: Credit) -> tuple[Scorer, ...]:
+    """What asks for the views that a method needs.
+
+    Raises:
+        UserError: Nothing makes one of them.
+    """
+    needs = [name for part in elements_of(credit) for name in part.requires]
+    views = dict.fromkeys(name.removeprefix(VIEW) for name in needs if name.startswith(VIEW))
+    for view in views:
+        if view not in SCORERS:
+            raise UserError(
+                f"The credit method needs the view {view!r}, which nothing in this run makes: "
+                "choose another algorithm.adv_estimator."
+            )
+    return tuple(SCORERS[view]() for view in views)
 
 
 def env_settings(

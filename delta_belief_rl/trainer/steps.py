@@ -8,9 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
+from delta_belief_rl.algo.base import Advantage
 from delta_belief_rl.algo.shapers.channels import build_table
 from delta_belief_rl.algo.shapers.kl_reward import CHANNEL as KL_CHANNEL
-from delta_belief_rl.belief.branched import ScoreRequest
+from delta_belief_rl.belief.branched import ScoreRequest, View
 from delta_belief_rl.belief.shaping import belief_grid, shape_rows
 from delta_belief_rl.config.schema import RunConfig
 from delta_belief_rl.rollout.store import GameScore as StoredScore
@@ -28,6 +29,29 @@ def score_requests(run: Services, groups: Sequence[Group]) -> list[ScoreRequest]
         ScoreRequest.of(game, run.elicit(game.task.secret) if wanted else None)
         for game in flat_trajectories(groups)
     ]
+
+
+def with_views(
+    run: Services, groups: Sequence[Group], requests: Sequence[ScoreRequest]
+) -> list[ScoreRequest]:
+    """The requests with the other contexts that the credit method asks for."""
+    if not run.scorers:
+        return list(requests)
+    assert run.hinted is not None, "scorers need a way to render their hints"
+    found: list[dict[str, View]] = [{} for _ in requests]
+    games = flat_trajectories(groups)
+    for scorer in run.scorers:
+        for game, hint, views in zip(games, scorer.hints(groups), found, strict=True):
+            if hint is not None and game.turns:
+                views[scorer.view] = run.hinted(game, hint)
+    return [replace(ask, views=views) for ask, views in zip(requests, found, strict=True)]
+
+
+def token_columns(scores: Sequence[GameScore]) -> dict[str, FloatArray]:
+    """``TurnTable.tokens`` from the score pass."""
+    columns = {"logp": [score.logp for score in scores]}
+    columns |= {f"view:{name}": rows for name, rows in views(scores).items()}
+    return {name: np.concatenate([np.zeros(0), *rows]) for name, rows in columns.items()}
 
 
 def with_beliefs(
@@ -93,6 +117,24 @@ def views(scores: Sequence[GameScore]) -> dict[str, list[FloatArray]]:
     """Log-probs under other models, by name and game."""
     names = scores[0].views if scores else {}
     return {name: [score.views[name] for score in scores] for name in names}
+
+
+def batch_columns(
+    table: TurnTable, advantage: Advantage, scores: Sequence[GameScore]
+) -> dict[str, list[FloatArray]]:
+    """``TrainBatch.views``: what the losses need of each sampled token, by name and game.
+
+    Beside the views of the score pass these are ``targets``, what a critic's values are trained
+    towards (NaN where they are not), and ``distil``, the weight of a turn in distillation losses.
+    """
+    columns: dict[str, FloatArray] = {}
+    if advantage.targets is not None:
+        columns["targets"] = advantage.targets
+    if advantage.distil is not None:
+        columns["distil"] = np.repeat(advantage.distil, table.n_tokens)
+    ends = np.cumsum([len(score.logp) for score in scores])[:-1]
+    cut = {name: list(np.split(column, ends)) for name, column in columns.items()}
+    return {**views(scores), **cut}
 
 
 def scorer(

@@ -107,6 +107,8 @@ def run_of(
         run_id=fakes.make_game(0, 2, 0, "0").run_id,
         shaper=ChannelShaper(reward_settings(cfg)),
         elicit=lambda _secret: fakes.GUESS,
+        scorers=(),
+        hinted=None,
         progress=SimpleNamespace(set_phase=lambda _name: None, say=lambda _text: None),
         timers=StepTimers(),
         state=RunState(),

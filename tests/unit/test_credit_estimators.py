@@ -419,5 +419,5 @@ def test_registries_that_need_torch_are_loaded_only_when_asked_for() -> None:
         "assert 'torch' in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-    with pytest.raises(AttributeError, match="SCORERS"):
-        getattr(delta_belief_rl.algo, "SCORERS")  # noqa: B009
+    with pytest.raises(AttributeError, match="TEACHERS"):
+        getattr(delta_belief_rl.algo, "TEACHERS")  # noqa: B009

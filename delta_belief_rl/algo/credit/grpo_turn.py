@@ -41,7 +41,7 @@ from delta_belief_rl.algo.credit.groups import (
     total_reward,
     used_channels,
 )
-from delta_belief_rl.types import TurnTable
+from delta_belief_rl.types import FloatArray, TurnTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +76,10 @@ class GrpoTurn(Stateless):
     def needs_group(self) -> bool:
         """A group of one teaches something only under the reference's own rule."""
         return self.settings.parity != "reference"
+
+    def paid(self, table: TurnTable) -> FloatArray:
+        """Rewards with the channels of the whole game on each of its turns."""
+        return total_reward(used_channels(table, self.settings.episode_channels), table)
 
     def apply(self, table: TurnTable, previous: Advantage | None = None) -> Advantage:
         """Advantages ``[R]``; all groups and turns at once on the ``[N, K]`` grid.
