@@ -13,12 +13,8 @@ from delta_belief_rl.belief.elicit import elicitor
 from delta_belief_rl.belief.shaping import belief_grid, shape_rows
 from delta_belief_rl.trainer.actor import POLICY
 from delta_belief_rl.trainer.packing import UpdatePlan, build_batch, plan_update
-from delta_belief_rl.trainer.settings import (
-    credit_method,
-    micro_batch_tokens,
-    reward_settings,
-    shaping_options,
-)
+from delta_belief_rl.trainer.settings import credit_method, micro_batch_tokens, shaping_options
+from delta_belief_rl.trainer.settings_rewards import reward_settings
 from delta_belief_rl.types import TrainBatch
 
 Steps = list[tuple[list[TrainBatch | None], Mapping[str, float]]]

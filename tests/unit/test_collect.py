@@ -16,13 +16,14 @@ import training_fakes as fakes
 
 from delta_belief_rl.algo.samplers.sequential import TaskSampler
 from delta_belief_rl.algo.shapers.channels import ChannelShaper
+from delta_belief_rl.algo.shapers.prices import Prices
 from delta_belief_rl.belief.branched import ScoreRequest
 from delta_belief_rl.config.compose import load_config
 from delta_belief_rl.obs.metrics import StepTimers
 from delta_belief_rl.trainer.actor import POLICY, GameScore
 from delta_belief_rl.trainer.collect import Collected, TooFewGroups, collect
 from delta_belief_rl.trainer.services import RunState
-from delta_belief_rl.trainer.settings import reward_settings
+from delta_belief_rl.trainer.settings_rewards import reward_settings
 from delta_belief_rl.types import Group, StopReason, Task, Verdict
 from tests.runs import Killed, assert_same_run, metrics_of, play, state_of, words, write_world
 
@@ -108,6 +109,7 @@ def run_of(
         shaper=ChannelShaper(reward_settings(cfg)),
         elicit=lambda _secret: fakes.GUESS,
         scorers=(),
+        prices=Prices(),
         hinted=None,
         progress=SimpleNamespace(set_phase=lambda _name: None, say=lambda _text: None),
         timers=StepTimers(),
@@ -178,6 +180,32 @@ def test_scores_stay_with_their_games(metric: str, scored: list[int]) -> None:
     assert table.scored == scored
     games = [game for group in step.groups for game in group.trajectories]
     for game, score in zip(games, step.scores, strict=True):
+        assert (score.logp == -game.token_ids[0]).all()
+        assert game.beliefs == (0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize(("metric", "scored"), [("seq_reward", [8]), ("seq_final_reward", [4])])
+def test_of_one_batch_the_groups_that_differ_most_are_trained(
+    metric: str, scored: list[int]
+) -> None:
+    run, table = run_of(
+        odd_wins_one,
+        "algorithm.filter_groups.enabled=true",
+        "algorithm.filter_groups.rule=top_k",
+        "algorithm.filter_groups.keep=0.5",
+        f"algorithm.filter_groups.metric={metric}",
+        "multi_turn.logprob_reward.enabled=true",
+        size=4,
+    )
+    first, second = steps_of(run, 2)
+    assert (ids(first), ids(second)) == (["1", "3"], ["5", "7"])
+    assert table.batches == [["0", "1", "2", "3"], ["4", "5", "6", "7"]]
+    assert table.scored == [*scored, *scored]
+    assert run.state.batches == 2
+    assert first.metrics == {"train/num_gen_batches": 1.0, "train/kept_group_share": 0.5}
+    assert first.games == 8
+    games = [game for group in first.groups for game in group.trajectories]
+    for game, score in zip(games, first.scores, strict=True):
         assert (score.logp == -game.token_ids[0]).all()
         assert game.beliefs == (0.0, 0.0, 0.0)
 

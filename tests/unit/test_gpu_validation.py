@@ -28,7 +28,7 @@ from delta_belief_rl.config.plan import Plan
 from delta_belief_rl.config.schema import RunConfig
 from tests.models import PLAIN, write_header
 from tests.processes import born
-from validation.gpu import checks, jobs, reading, records, run, schedule, tables
+from validation.gpu import checks, jobs, reading, records, run, schedule
 from validation.gpu.checks import Check
 from validation.gpu.findings import Claim, Findings
 from validation.gpu.jobs import Job
@@ -419,7 +419,7 @@ def test_a_dry_run_shows_every_command_and_needs_no_gpu(
     for one in checks.all_checks(site):
         assert f"\n{one.name}: {one.about}\n" in out
         assert ("left out: it needs 2 GPUs" in out) == (gpus == "1")
-    assert out.count("train.py experiment=paper_qwen1.7b") == (3 if gpus == "2" else 1)
+    assert out.count("train.py experiment=paper_qwen1.7b") == (4 if gpus == "2" else 2)
     assert not (tmp_path / "out").exists()
 
 
@@ -487,8 +487,9 @@ def write_config(folder: Path, config: dict[str, Any], weights: bool) -> None:
         write_header(folder / "model.safetensors", PLAIN)
 
 
+TRAININGS = ("train_rules", "train_llm_judge")
 LINES: dict[str, Callable[[Site], list[str]]] = {
-    **{name: lambda site, name=name: checks.train_words(site, name) for name in tables.TRAININGS},
+    **{name: lambda site, name=name: checks.train_words(site, name) for name in TRAININGS},
     **{name: lambda site, name=name: checks.paper_words(site, name) for name in checks.PAPER},
     "doctor_bf16": lambda site: checks.policy_words(site, site.warm),
 }

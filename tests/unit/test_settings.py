@@ -25,18 +25,17 @@ from delta_belief_rl.trainer.settings import (
     env_settings,
     games_per_update,
     judge_cache_key,
-    kl_reward,
     loss_settings,
     micro_batch_tokens,
     number_format,
     prior_exchange,
-    reward_settings,
     sampling_params,
     score_tokens,
     shaping_options,
     single_update,
     template_options,
 )
+from delta_belief_rl.trainer.settings_rewards import kl_reward, reward_settings
 from delta_belief_rl.types import UserError
 
 MODEL, ACTOR, ROLLOUT = (f"actor_rollout_ref.{part}" for part in ("model", "actor", "rollout"))

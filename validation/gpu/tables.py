@@ -17,11 +17,13 @@ Row = Sequence[str]
 TRAININGS = {
     "train_rules": "table as judge",
     "train_llm_judge": "language model as judge",
+    "train_llm_judge_early": "a better language model as judge",
 }
 RUNS = TRAININGS | {
     "paper_awq_dp2": "policy on one card, two AWQ judges on the other",
     "paper_bf16_tp2": "policy over two cards, bfloat16 judge of TP 2 beside it",
     "paper_awq_shared": "policy and AWQ judge on one card",
+    "paper_bf16_shared": "policy and bfloat16 judge on one card",
 }
 """Training runs among the checks, in the words of the page."""
 
@@ -302,12 +304,35 @@ def warm_start(records: Records) -> str:
 
 def taught_judge(records: Records) -> str:
     """What the taught judge answers rightly."""
+    later = records.figures("taught_judge")["measured"]
+    early = records.figures("taught_judge_early")["measured"]
     rows = [
-        [kind, str(found["questions"]), f"{100 * found['right']:.1f} %"
-         f" [{100 * found['low']:.1f}, {100 * found['high']:.1f}]"]
-        for kind, found in records.figures("taught_judge")["measured"].items()
-    ]  # fmt: skip
-    return markdown(["asked", "questions", "right"], rows)
+        [kind, str(found["questions"]), _right(early[kind]), _right(found)]
+        for kind, found in later.items()
+    ]
+    return markdown(["asked", "questions", "the better judge", "the other"], rows)
+
+
+def _right(found: Mapping[str, float]) -> str:
+    low, high = 100 * found["low"], 100 * found["high"]
+    return f"{100 * found['right']:.1f} % [{low:.1f}, {high:.1f}]"
+
+
+def judge_in_games(records: Records) -> str:
+    """How often the language model judged games rightly, and what its mistakes cost."""
+    rows = [
+        [
+            name,
+            f"{found['answers']:,.0f}",
+            f"{100 * found['right']:.1f} %",
+            f"{found['clean_games']:.0f} of {found['games']:.0f}",
+            f"{100 * found['clean_won']:.1f} %",
+            f"{100 * found['misled_won']:.1f} %",
+        ]
+        for name, found in records.figures("judge_in_games")["files"].items()
+    ]
+    head = ["games", "answers", "right", "without a wrong one", "of these won", "of the others"]
+    return markdown(head, rows)
 
 
 def two_cards(records: Records) -> str:
@@ -343,6 +368,7 @@ TABLES: dict[str, Callable[[Records], str]] = {
         memory,
         warm_start,
         taught_judge,
+        judge_in_games,
         update,
         belief,
         doctor,
