@@ -170,6 +170,11 @@ class Turn:
     score: float | None = None
     """How well the task was done, in [0, 1], on the turn that ends a graded game; None where win
     or loss says it all."""
+    uncertainty: tuple[float, float] | None = None
+    """Entropy of the environment's exact posterior over what is hidden, before and after the turn:
+    0 is certain, 1 uniform. None where it keeps no posterior."""
+    truth_logp: tuple[float, float] | None = None
+    """Log-probability of what is true in that posterior, in nats, likewise."""
 
     @property
     def n_tokens(self) -> int:
@@ -198,6 +203,14 @@ class Trajectory:
             turn.
         game: Index of the game inside its group.
         run_id: The run that played it.
+        lineage: Of a game that belongs to a tree: who played its turns, as pairs of a game's number
+            and the first turn that it played, oldest first. The first pair names the tree, the last
+            one is the game itself. Empty for a game that is a tree of its own.
+
+    Example:
+        Game 5 left game 3 before turn 2, which had left game 0 before turn 1::
+
+            lineage=((0, 0), (3, 1), (5, 2))
     """
 
     task: Task
@@ -208,11 +221,34 @@ class Trajectory:
     beliefs: tuple[float, ...] | None = None
     run_id: str = ""
     step: int = 0
+    lineage: tuple[tuple[int, int], ...] = ()
 
     @property
     def num_turns(self) -> int:
         """``k``, the actions taken."""
         return len(self.turns)
+
+    @property
+    def tree(self) -> int:
+        """Number of the game with which the tree began, inside the group."""
+        return self.lineage[0][0] if self.lineage else self.game
+
+    @property
+    def num_shared(self) -> int:
+        """Turns that another game had played before this one left it."""
+        return min(self.lineage[-1][1], len(self.turns)) if self.lineage else 0
+
+    @property
+    def branch_of(self) -> tuple[int, int] | None:
+        """The game that this one left and the turn before which it did; None without one."""
+        if len(self.lineage) < 2 or not self.lineage[-1][1]:
+            return None
+        return self.lineage[-2][0], self.lineage[-1][1]
+
+    def player_of(self, turn: int) -> int:
+        """Number of the game that was the first to play a turn of this one."""
+        players = [game for game, first in self.lineage if first <= turn]
+        return players[-1] if players else self.game
 
     @property
     def strict_win(self) -> bool:
@@ -273,6 +309,10 @@ class TurnTable:
         won: Per game outcome, repeated on every row of the game.
         answered: True where the action was replied to as one that can be, neither invalid nor a
             repetition nor a failure of the judge.
+        tree: Number of the tree of turns that the game belongs to, unique over the batch; empty
+            where every game is a tree of its own.
+        node: The first row that holds the same turn: games that were continued from one another
+            share their first turns; empty where no turn is shared.
         rewards: Named channels, apart until credit.
         tokens: Numbers of every sampled token by name, each ``[S]``, all rows end to end (``S`` is
             the sum of ``n_tokens``): ``logp`` of the policy before the update, ``values`` of a
@@ -293,6 +333,8 @@ class TurnTable:
     action_key: tuple[str, ...] = ()
     progress: FloatArray = field(default_factory=lambda: np.zeros(0))
     answered: BoolArray = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
+    tree: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    node: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     rewards: Mapping[str, FloatArray] = field(default_factory=lambda: dict[str, FloatArray]())
     tokens: Mapping[str, FloatArray] = field(default_factory=lambda: dict[str, FloatArray]())
     update: int = 0

@@ -5,7 +5,8 @@
 #   job_run python train.py experiment=paper_qwen1.7b
 #
 # Sourcing prints what the job may use, refuses GPUs that somebody else is on, and makes a private
-# folder for Ray (RAY_TMPDIR), which goes when the shell ends. A second time does nothing.
+# folder for Ray (RAY_TMPDIR), which goes when the shell ends; where the shell is killed, the next
+# start on the machine removes it. A second time does nothing.
 # job_run waits for the command and has its exit status; a signal of the batch system reaches the
 # command, and only the command, as SIGTERM. After SIGUSR1, by which the system announces the end
 # of the job's time, the job is put back into the queue.
@@ -113,13 +114,17 @@ job_check_gpus() {
 
 # Ray puts Unix sockets into it, whose paths may have 107 bytes, 64 of which are Ray's own.
 job_make_folder() {
-  local place tried=''
+  local place places=() tried=''
   for place in "${RAY_TMPDIR:-}" "${SLURM_TMPDIR:-}" "${TMPDIR:-}" /tmp /var/tmp /dev/shm; do
     place="${place%/}"
-    if [[ $place != /* ]] || ((${#place} + 9 + 64 > 107)); then
-      continue
+    if [[ $place == /* ]] && ((${#place} + 9 + 64 <= 107)); then
+      places+=("$place")
     fi
+  done
+  job_sweep "${places[@]}" 2>/dev/null || :
+  for place in "${places[@]}"; do
     if job_folder="$(mktemp -d "$place/r.XXXXXX" 2>/dev/null)"; then
+      job_note_owner 2>/dev/null || :
       export RAY_TMPDIR="$job_folder"
       return 0
     fi
@@ -130,9 +135,121 @@ job_make_folder() {
   return 2
 }
 
+# What tells this machine, since it was started, and its namespace of processes from others.
+job_here() {
+  echo "$(</proc/sys/kernel/random/boot_id) $(readlink /proc/self/ns/pid)"
+}
+
+# Start time of a process in clock ticks; nothing where it is gone or a zombie.
+job_born() {
+  local text='' fields=()
+  text="$(cat "/proc/$1/stat" 2>/dev/null)" || return 0
+  # The name in brackets may hold blanks and brackets itself.
+  IFS=' ' read -r -a fields <<<"${text##*)}"
+  if [[ ${fields[0]:-Z} != [ZX] ]]; then
+    echo "${fields[19]:-}"
+  fi
+}
+
+# Says in the folder that this shell owns it: number, start time, machine, namespace.
+job_note_owner() {
+  local pid="$BASHPID" born='' here=''
+  born="$(job_born "$pid")"
+  here="$(job_here)"
+  if [[ -n $born && $here == ?*' pid:'?* ]]; then
+    # Whole or not at all.
+    echo "$pid $born $here" >"$job_folder/.owner" &&
+      mv -f -- "$job_folder/.owner" "$job_folder/owner"
+  fi
+}
+
+# Removes the folders of shells that could not do it, in all places that are named. Those of other
+# users, machines and namespaces stay, and so do those that do not say whose they are: they may
+# just have been made. One that processes still use stays until a later start.
+job_sweep() (
+  # Where the shell writes down what it does, the environment of others is none of it.
+  { set +x; } 2>/dev/null
+  set +f
+  shopt -u failglob
+  shopt -s nullglob
+  gone=() used=''
+  for place in "$@"; do
+    for folder in "$place"/r.??????; do
+      if job_is_abandoned "$folder" "$(job_here)"; then
+        gone+=("$folder")
+      fi
+    done
+  done
+  if ((${#gone[@]} == 0)); then
+    return 0
+  fi
+  # Only now: while an owner lives, it may start more.
+  job_find_used
+  for folder in "${gone[@]}"; do
+    # Where links lead to a folder it has other paths, and its random name is in each of them.
+    if [[ "$* $used" != *"/${folder##*/}"* ]]; then
+      job_delete "$folder"
+    fi
+  done
+)
+
+# Whether a folder, and each one that another shell has made in it, has lost its owner.
+job_is_abandoned() {
+  local pid='' born='' here='' inner=''
+  if [[ -L $1 || ! -d $1 || ! -O $1 || -L $1/owner || ! -f $1/owner ]] ||
+    ! IFS=' ' read -r pid born here <"$1/owner"; then
+    return 1
+  fi
+  if [[ ! "$pid $born" =~ ^[0-9]+\ [0-9]+$ || $here != "$2" || $(job_born "$pid") == "$born" ]]
+  then
+    return 1
+  fi
+  for inner in "$1"/r.??????; do
+    job_is_abandoned "$inner" "$2" || return 1
+  done
+  # On a disk that machines share, a run of several has a folder of each of them in it.
+  for inner in "$1"/dbrl-*/owner.json; do
+    [[ "$(<"$inner")" == *"${2%% *}"* ]] || return 1
+  done
+}
+
+# What processes have as Ray's folder, which such paths are in their command lines, and where they
+# work, as far as they can be looked into; goes to $used of job_sweep.
+job_find_used() {
+  local process='' word=''
+  used="$(readlink /proc/[0-9]*/cwd)"
+  for process in /proc/[0-9]*; do
+    while IFS= read -r -d '' word; do
+      if [[ $word == RAY_TMPDIR=* ]]; then
+        used+=" $word"
+      fi
+    done <"$process/environ"
+    while IFS= read -r -d '' word; do
+      if [[ $word == */r.??????* ]]; then
+        used+=" $word"
+      fi
+    done <"$process/cmdline"
+  done
+}
+
+# The owner goes last, so that a folder that is left half removed still says whose it was.
+job_delete() (
+  set +f
+  shopt -u failglob
+  shopt -s nullglob dotglob
+  inside=()
+  for entry in "$1"/*; do
+    if [[ $entry != "$1/owner" ]]; then
+      inside+=("$entry")
+    fi
+  done
+  rm -rf -- ${inside[@]+"${inside[@]}"}
+  rm -rf -- "$1"
+)
+
 job_remove_folder() {
   if [[ -n ${job_folder:-} ]]; then
-    rm -rf -- "$job_folder"
+    job_delete "$job_folder"
     job_folder=''
   fi
 }

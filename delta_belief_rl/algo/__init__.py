@@ -13,18 +13,29 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from delta_belief_rl.algo.base import Credit, Scorer
+from delta_belief_rl.algo.credit.at2po import At2poSettings
+from delta_belief_rl.algo.credit.bilevel_gae import BilevelGae, BilevelGaeSettings
+from delta_belief_rl.algo.credit.gae import Gae, GaeSettings
 from delta_belief_rl.algo.credit.gigpo import GiGpo, GiGpoSettings
+from delta_belief_rl.algo.credit.graphgpo import GraphGpo, GraphGpoSettings
 from delta_belief_rl.algo.credit.grpo import Grpo, GrpoSettings
 from delta_belief_rl.algo.credit.grpo_passk import GrpoPassk, GrpoPasskSettings
 from delta_belief_rl.algo.credit.grpo_turn import GrpoTurn, GrpoTurnSettings
 from delta_belief_rl.algo.credit.grpo_turn_rtg import GrpoTurnRtg, GrpoTurnRtgSettings
+from delta_belief_rl.algo.credit.hcapo import Hcapo, HcapoSettings
 from delta_belief_rl.algo.credit.hgpo import Hgpo, HgpoSettings
+from delta_belief_rl.algo.credit.igpo import Igpo, IgpoSettings
+from delta_belief_rl.algo.credit.mpo import Mpo, MpoSettings
 from delta_belief_rl.algo.credit.mt_grpo import MtGrpo, MtGrpoSettings
 from delta_belief_rl.algo.credit.multi_turn_reinforce import (
     MultiTurnReinforce,
     MultiTurnReinforceSettings,
 )
+from delta_belief_rl.algo.credit.opid import Opid, OpidSettings
 from delta_belief_rl.algo.credit.opo import Opo, OpoSettings
+from delta_belief_rl.algo.credit.opsd import Opsd, OpsdSettings, Sdpo, SdpoSettings
+from delta_belief_rl.algo.credit.orsd import Orsd, OrsdSettings
+from delta_belief_rl.algo.credit.pearl import Pearl, PearlSettings
 from delta_belief_rl.algo.credit.reinforce import Reinforce, ReinforceSettings, Rloo, RlooSettings
 from delta_belief_rl.algo.credit.reinforce_plus_plus import (
     ReinforcePlusPlus,
@@ -34,6 +45,22 @@ from delta_belief_rl.algo.credit.reinforce_plus_plus_baseline import (
     ReinforcePlusPlusBaseline,
     ReinforcePlusPlusBaselineSettings,
 )
+from delta_belief_rl.algo.credit.relace import Relace, RelaceSettings
+from delta_belief_rl.algo.credit.rlsd import Rlsd, RlsdSettings, Sdar, SdarSettings
+from delta_belief_rl.algo.credit.state_progress import StateProgress, StateProgressSettings
+from delta_belief_rl.algo.credit.tree import TreeGrpoSettings
+from delta_belief_rl.algo.credit.turn_ppo import TurnPpo, TurnPpoSettings
+from delta_belief_rl.algo.credit.turn_trees import (
+    At2po,
+    SharedOnce,
+    SharedOnceSettings,
+    TreeGrpo,
+)
+from delta_belief_rl.algo.scorers.hindsight import HindsightScorer
+from delta_belief_rl.algo.scorers.outcome import OutcomeScorer
+from delta_belief_rl.algo.scorers.reference import ReferenceScorer
+from delta_belief_rl.algo.scorers.retry import RetryScorer
+from delta_belief_rl.algo.scorers.rubric import RubricScorer
 from delta_belief_rl.types import UserError
 
 if TYPE_CHECKING:
@@ -64,18 +91,45 @@ CREDITS: dict[str, tuple[Callable[..., Credit], type[Any]]] = {
     "mt_grpo": (MtGrpo, MtGrpoSettings),
     "gigpo": (GiGpo, GiGpoSettings),
     "hgpo": (Hgpo, HgpoSettings),
+    "graphgpo": (GraphGpo, GraphGpoSettings),
+    "state_progress": (StateProgress, StateProgressSettings),
+    "tree_grpo": (TreeGrpo, TreeGrpoSettings),
+    "at2po": (At2po, At2poSettings),
+    "igpo": (Igpo, IgpoSettings),
+    "hcapo": (Hcapo, HcapoSettings),
+    "relace": (Relace, RelaceSettings),
+    "opsd": (Opsd, OpsdSettings),
+    "sdpo": (Sdpo, SdpoSettings),
     "reinforce": (Reinforce, ReinforceSettings),
     "reinforce_plus_plus": (ReinforcePlusPlus, ReinforcePlusPlusSettings),
     "reinforce_plus_plus_baseline": (ReinforcePlusPlusBaseline, ReinforcePlusPlusBaselineSettings),
     "multi_turn_reinforce": (MultiTurnReinforce, MultiTurnReinforceSettings),
+    "gae": (Gae, GaeSettings),
+    "turn_ppo": (TurnPpo, TurnPpoSettings),
+    "bilevel_gae": (BilevelGae, BilevelGaeSettings),
+    "mpo": (Mpo, MpoSettings),
 }
 """Name of a method to its class and the class of its settings."""
 
 
-TRANSFORMS: dict[str, tuple[Callable[..., Credit], type[Any]]] = {}
+TRANSFORMS: dict[str, tuple[Callable[..., Credit], type[Any]]] = {
+    "mpo": (Mpo, MpoSettings),
+    "rlsd": (Rlsd, RlsdSettings),
+    "sdar": (Sdar, SdarSettings),
+    "opid": (Opid, OpidSettings),
+    "orsd": (Orsd, OrsdSettings),
+    "pearl": (Pearl, PearlSettings),
+    "shared_once": (SharedOnce, SharedOnceSettings),
+}
 """The same of methods that change the advantages of another one."""
 
-SCORERS: dict[str, Callable[[], Scorer]] = {}
+SCORERS: dict[str, Callable[[], Scorer]] = {
+    "hindsight": HindsightScorer,
+    "outcome": OutcomeScorer,
+    "reference": ReferenceScorer,
+    "retry": RetryScorer,
+    "rubric": RubricScorer,
+}
 """Name of a view to what tells its hints."""
 
 

@@ -23,6 +23,7 @@ PROG = "delta-belief"
 
 VERBS: dict[str, tuple[str, str]] = {
     "check-env": ("delta_belief_rl.cli.check_env", "run an environment through its contract"),
+    "compare": ("delta_belief_rl.cli.compare", "train methods at one budget and compare them"),
     "data": ("delta_belief_rl.cli.data", "make, fetch, check and compare task files"),
     "analyze": ("delta_belief_rl.cli.analyze", "count, check and compare files of stored games"),
     "audit": ("delta_belief_rl.cli.audit", "measure a judge, from stored games or by asking it"),

@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from delta_belief_rl.algo.base import HOOK_COLUMNS, LOGP, VIEW, check_requires
+from delta_belief_rl.algo.base import HOOK_COLUMNS, LOGP, VALUES, VIEW, check_requires
 from delta_belief_rl.algo.chain import elements_of
 from delta_belief_rl.algo.samplers.sequential import TaskSampler
 from delta_belief_rl.algo.shapers.channels import ChannelShaper
@@ -76,11 +76,16 @@ from delta_belief_rl.trainer.settings import (
     candidate_settings,
     credit_method,
     credit_scorers,
-    kl_reward,
+    critic_settings,
     prior_exchange,
-    reward_settings,
     sampling_params,
     template_options,
+)
+from delta_belief_rl.trainer.settings_rewards import (
+    kl_reward,
+    prices,
+    reward_settings,
+    variance_settings,
 )
 from delta_belief_rl.trainer.sole_start import sole_start
 from delta_belief_rl.trainer.tasks import load_tasks
@@ -117,6 +122,8 @@ def _run(cfg: RunConfig, plan: Plan) -> int:
     _check_judge(cfg)
     make_env = env_factory(cfg, cfg.multi_turn.max_turns.train)
     _check_credit(cfg, tasks, make_env)
+    prices(cfg, plan.total_steps or 1)
+    variance_settings(cfg)
     if cfg.multi_turn.logprob_sampling.enabled:
         check_rewindable(make_env((tasks.train or tasks.val)[0]))
     root, run_dir = Path(cfg.trainer.default_local_dir), Path(cfg.trainer.output_dir)
@@ -254,7 +261,11 @@ def _check_credit(cfg: RunConfig, tasks: TaskSets, make_env: EnvFactory) -> None
     # A game is made only where somebody asks what it has.
     asked = any(name in HOOK_COLUMNS for part in parts for name in part.requires)
     hooks = available_hooks(make_env(tasks.train[0])) if asked else ()
-    tokens = [LOGP, *(f"{VIEW}{scorer.view}" for scorer in credit_scorers(credit))]
+    tokens = [
+        LOGP,
+        *((VALUES,) if critic_settings(cfg) else ()),
+        *(f"{VIEW}{scorer.view}" for scorer in credit_scorers(credit)),
+    ]
     for part in parts:
         check_requires(part, hooks, ChannelShaper.provides, cfg.multi_turn.env, tokens)
 
@@ -414,6 +425,7 @@ def _services(
         wandb=wandb_mirror(cfg, run_dir, start.run_id, resolved),
         progress=progress,
         resolved=resolved,
+        prices=prices(cfg, plan.total_steps or 1),
         kl_reward=kl_reward(cfg),
         engine=pools.router,
         player=player,

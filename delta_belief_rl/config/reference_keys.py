@@ -40,7 +40,7 @@ _JUDGE = "the judge always samples with judge_rollout.rollout.val_kwargs"
 _ENGINE = "the engine decides"
 
 FAMILIES: dict[str, Inert] = {
-    "critic": Inert("no advantage estimator here trains a critic"),
+    "critic": Inert("the critic is scored and trained with the policy's batches and model"),
     "reward_model": Inert("rewards come from the judge and the belief, not from a reward model"),
     "custom_reward_function": Inert("set multi_turn.reward, or play an environment of a plug-in"),
     "multi_turn.belief": Inert(
@@ -160,14 +160,12 @@ _JUDGE_KEYS: dict[str, Inert] = {
 }
 _ALGORITHM: dict[str, Inert] = {
     "alpha": Inert(_UNUSED, (0.1,)),
-    "lam": Inert("no estimator here uses a critic", (1.0,)),
 }
 _TRAINER: dict[str, Inert] = {
     "balance_batch": Inert(_PACKED),
-    "critic_warmup": Inert("there is no critic to warm up", (0,), strict=True),
     "default_hdfs_dir": Inert("checkpoints are local; export them", (None,), strict=True),
     "del_local_ckpt_after_load": Inert("set trainer.max_actor_ckpt_to_keep", (False,)),
-    "max_critic_ckpt_to_keep": Inert("there is no critic", (None,)),
+    "max_critic_ckpt_to_keep": Inert("the critic is in the policy's checkpoints", (None,)),
     "checkpoint_step": Inert("set trainer.save_freq", (None,)),
     "remove_previous_ckpt_in_save": Inert("set trainer.max_actor_ckpt_to_keep", (False,)),
 }

@@ -14,6 +14,7 @@ from typing import Any, get_type_hints
 from delta_belief_rl.config.fields import opt
 from delta_belief_rl.config.schema_actor import ActorRolloutRef
 from delta_belief_rl.config.schema_algo import Algorithm
+from delta_belief_rl.config.schema_critic import Critic
 from delta_belief_rl.config.schema_data import Data
 from delta_belief_rl.config.schema_judge import JudgeRollout
 from delta_belief_rl.config.schema_trainer import RayInit, Trainer
@@ -40,6 +41,7 @@ class RunConfig:
     actor_rollout_ref: ActorRolloutRef = field(default_factory=ActorRolloutRef)
     judge_rollout: JudgeRollout = field(default_factory=JudgeRollout)
     algorithm: Algorithm = field(default_factory=Algorithm)
+    critic: Critic = field(default_factory=Critic)
     trainer: Trainer = field(default_factory=Trainer)
     ray_init: RayInit = field(default_factory=RayInit)
 

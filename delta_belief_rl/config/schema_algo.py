@@ -7,31 +7,48 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from delta_belief_rl.config.fields import opt
+from delta_belief_rl.config.schema_credit import (
+    GiGpo,
+    GraphGpo,
+    Hgpo,
+    MtGrpo,
+    Pearl,
+    StateProgress,
+)
+from delta_belief_rl.config.schema_critic import BilevelGae, Gae, Mpo, TurnPpo
+from delta_belief_rl.config.schema_rewards import (
+    FilterGroups,
+    Overlong,
+    ProcessReward,
+    RewardNormalisation,
+)
+from delta_belief_rl.config.schema_trees import At2po, Tree, TreeGrpo
+from delta_belief_rl.config.schema_views import (
+    Hcapo,
+    Igpo,
+    Opid,
+    Opsd,
+    Orsd,
+    Relace,
+    Rlsd,
+    Sdar,
+    Sdpo,
+)
 
 GROUP_ESTIMATORS = (
     *("grpo", "grpo_turn", "grpo_turn_rtg", "grpo_passk", "rloo", "opo"),
     *("mt_grpo", "gigpo", "hgpo", "reinforce_plus_plus_baseline"),
+    *("igpo", "hcapo", "relace", "graphgpo", "state_progress", "tree_grpo", "at2po"),
 )
 """These compare the games of one secret."""
-ESTIMATORS = (*GROUP_ESTIMATORS, "reinforce", "reinforce_plus_plus", "multi_turn_reinforce")
-CREDIT_TRANSFORMS: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class FilterGroups:
-    """Replaying groups without variance (DAPO)."""
-
-    enabled: bool = opt(
-        False,
-        "Keep only groups whose games differ, and play more until the batch is full.",
-        corrected="works",
-    )
-    metric: Literal["seq_reward", "seq_final_reward"] = opt(
-        "seq_reward", "What must differ: the sum of rewards or the outcome."
-    )
-    max_num_gen_batches: int = opt(
-        10, "Batches that may be played for one step, which then stops the run; 0 has no limit."
-    )
+CRITIC_ESTIMATORS = ("gae", "turn_ppo", "bilevel_gae", "mpo")
+"""These train a critic."""
+ESTIMATORS = (
+    *CRITIC_ESTIMATORS,
+    *(*GROUP_ESTIMATORS, "reinforce", "reinforce_plus_plus", "multi_turn_reinforce"),
+    *("opsd", "sdpo"),
+)
+CREDIT_TRANSFORMS: tuple[str, ...] = ("mpo", "rlsd", "sdar", "opid", "orsd", "pearl", "shared_once")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,45 +63,6 @@ class KlControl:
     target_kl: float = opt(
         0.1, "Divergence per token, in nats, that an adaptive coefficient seeks."
     )
-
-
-@dataclass(frozen=True, slots=True)
-class MtGrpo:
-    """Settings of mt_grpo alone."""
-
-    turn_advantage_w: float = opt(
-        1.0, "Weight of what a turn itself brought, next to the outcome.", new=True
-    )
-    turn_credit: Literal["each", "boundary"] = opt(
-        "each",
-        "Compare each turn index on its own, or pay the sum of all turns up to the first that was "
-        "answered.",
-        new=True,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class GiGpo:
-    """Settings of gigpo alone."""
-
-    step_advantage_w: float = opt(
-        1.0, "Weight of the comparison of turns from the same state.", new=True
-    )
-    episode_weighting: Literal["game", "turn"] = opt(
-        "game", "What counts once in the statistics of whole games.", new=True
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Hgpo:
-    """Settings of hgpo alone."""
-
-    history: int = opt(2, "States before a turn's own that may agree as well.", new=True)
-    length_weight_alpha: float = opt(
-        1.0, "How much more a longer agreement weighs; 0 weighs all alike.", new=True
-    )
-    base_group: bool = opt(False, "Average in the comparison of whole games.", new=True)
-    skip_zero: bool = opt(True, "Leave comparisons that are zero out of the average.", new=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +107,11 @@ class Algorithm:
         "Discount of grpo_turn_rtg, gigpo, hgpo, reinforce and multi_turn_reinforce per turn, of "
         "reinforce_plus_plus per token, and of the potential in logprob_reward.methods.",
     )
+    lam: float = opt(
+        1.0,
+        "How far the critic's errors reach back in gae and bilevel_gae (per token), turn_ppo and "
+        "mpo (per turn): 1 is the whole return, 0 the next value.",
+    )
     norm_adv_in_mtr: bool = opt(False, "Whiten the advantages of multi_turn_reinforce.")
     clip_adv_in_mtr: bool = opt(False, "Clip the advantages of multi_turn_reinforce.")
     clip_adv_min: float = opt(-3.0, "Lower bound of that clip.")
@@ -139,6 +122,25 @@ class Algorithm:
     mt_grpo: MtGrpo = field(default_factory=MtGrpo)
     gigpo: GiGpo = field(default_factory=GiGpo)
     hgpo: Hgpo = field(default_factory=Hgpo)
+    graphgpo: GraphGpo = field(default_factory=GraphGpo)
+    state_progress: StateProgress = field(default_factory=StateProgress)
+    pearl: Pearl = field(default_factory=Pearl)
+    tree: Tree = field(default_factory=Tree)
+    tree_grpo: TreeGrpo = field(default_factory=TreeGrpo)
+    at2po: At2po = field(default_factory=At2po)
+    gae: Gae = field(default_factory=Gae)
+    turn_ppo: TurnPpo = field(default_factory=TurnPpo)
+    bilevel_gae: BilevelGae = field(default_factory=BilevelGae)
+    mpo: Mpo = field(default_factory=Mpo)
+    igpo: Igpo = field(default_factory=Igpo)
+    hcapo: Hcapo = field(default_factory=Hcapo)
+    relace: Relace = field(default_factory=Relace)
+    rlsd: Rlsd = field(default_factory=Rlsd)
+    sdar: Sdar = field(default_factory=Sdar)
+    opid: Opid = field(default_factory=Opid)
+    orsd: Orsd = field(default_factory=Orsd)
+    opsd: Opsd = field(default_factory=Opsd)
+    sdpo: Sdpo = field(default_factory=Sdpo)
     use_kl_in_reward: bool = opt(
         False,
         "Pay each turn for its divergence from the policy without adapter.",
@@ -149,3 +151,6 @@ class Algorithm:
     )
     kl_ctrl: KlControl = field(default_factory=KlControl)
     filter_groups: FilterGroups = field(default_factory=FilterGroups)
+    overlong: Overlong = field(default_factory=Overlong)
+    process_reward: ProcessReward = field(default_factory=ProcessReward)
+    reward_normalisation: RewardNormalisation = field(default_factory=RewardNormalisation)

@@ -75,6 +75,11 @@ class Trainer:
         "Validate before the first step.",
         corrected="a resumed run does not repeat it",
     )
+    critic_warmup: int = opt(
+        0,
+        "Training steps, from the first, in which only the critic is trained.",
+        corrected="is the number of such steps; published: one fewer",
+    )
     test_freq: int = opt(25, "Validate every so many steps and at the last; -1 never.")
     save_freq: int = opt(25, "Write a checkpoint every so many steps and at the last; -1 never.")
     recovery_freq: int = opt(

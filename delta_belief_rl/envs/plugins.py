@@ -1,6 +1,7 @@
-"""The environments of the modules that ``plugins`` names.
+"""The environments and methods of credit of the modules that ``plugins`` names.
 
-Every process that plays or judges loads them by itself, once; the one place that does is here.
+Every process that plays, judges or assigns credit loads them by itself, once; the one place that
+does is here.
 """
 
 from __future__ import annotations
@@ -10,18 +11,21 @@ import re
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
-from typing import cast
+from typing import TypeVar, cast
 
+from delta_belief_rl.algo.plugin import CreditPlugin
 from delta_belief_rl.config.convert import to_plain
 from delta_belief_rl.config.game_settings import question_tag
 from delta_belief_rl.config.paths import PLUGIN_FILE
 from delta_belief_rl.config.rules import missing_files, unknown
 from delta_belief_rl.config.schema import RunConfig
+from delta_belief_rl.config.schema_algo import CREDIT_TRANSFORMS, ESTIMATORS
 from delta_belief_rl.config.schema_turns import ENVIRONMENTS
 from delta_belief_rl.envs.plugin import EnvOptions, EnvPlugin
 from delta_belief_rl.envs.single_use import digest
@@ -34,9 +38,18 @@ MISTAKES = (
 )
 """What code raises that is not in order."""
 
-_NAMES = "ENVIRONMENTS"
 _NAME = re.compile(r"[\w-][\w.-]*")
 """A name is also that of a folder."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Brought:
+    """What a module brings, by name."""
+
+    environments: Mapping[str, EnvPlugin]
+    methods: Mapping[str, CreditPlugin]
 
 
 def load_plugins(names: Sequence[str]) -> dict[str, EnvPlugin]:
@@ -46,23 +59,43 @@ def load_plugins(names: Sequence[str]) -> dict[str, EnvPlugin]:
         names: As ``plugins`` has them: dotted names, or paths of ``.py`` files.
 
     Raises:
-        UserError: A module cannot be imported or brings no environments, or a name is taken.
+        UserError: A module cannot be imported or brings nothing, or a name is taken.
     """
-    found: dict[str, EnvPlugin] = {}
+    each = {name: _load(name).environments for name in names}
+    return _merged("environment", each, ENVIRONMENTS)
+
+
+def load_methods(names: Sequence[str]) -> dict[str, CreditPlugin]:
+    """The methods of credit of some modules, by name.
+
+    Args:
+        names: As for :func:`load_plugins`.
+
+    Raises:
+        UserError: As for :func:`load_plugins`.
+    """
+    each = {name: _load(name).methods for name in names}
+    return _merged("method", each, (*ESTIMATORS, *CREDIT_TRANSFORMS))
+
+
+def _merged(
+    what: str, each: Mapping[str, Mapping[str, T]], packaged: Sequence[str]
+) -> dict[str, T]:
+    found: dict[str, T] = {}
     origins: dict[str, str] = {}
-    for name in names:
-        for env, plugin in _load(name).items():
-            if env in ENVIRONMENTS:
+    for name, brought in each.items():
+        for own, plugin in brought.items():
+            if own in packaged:
                 raise UserError(
-                    f"The plug-in {name!r} brings the environment {env!r}, which this package has "
+                    f"The plug-in {name!r} brings the {what} {own!r}, which this package has "
                     "already: give it another name."
                 )
-            if env in found:
+            if own in found:
                 raise UserError(
-                    f"The plug-in {name!r} brings the environment {env!r}, which the plug-in "
-                    f"{origins[env]!r} brings as well: leave one of them out."
+                    f"The plug-in {name!r} brings the {what} {own!r}, which the plug-in "
+                    f"{origins[own]!r} brings as well: leave one of them out."
                 )
-            found[env], origins[env] = plugin, name
+            found[own], origins[own] = plugin, name
     return found
 
 
@@ -162,7 +195,7 @@ def _checked(env: str, split: str, task: object) -> Task:
 
 
 @cache
-def _load(name: str) -> Mapping[str, EnvPlugin]:
+def _load(name: str) -> Brought:
     """Import a module and look at what it brings."""
     path = Path(name).expanduser() if name.endswith(PLUGIN_FILE) else None
     if path is not None and not path.is_file():
@@ -176,24 +209,40 @@ def _load(name: str) -> Mapping[str, EnvPlugin]:
             f"The plug-in {name!r} ends the program when it is imported: let only its command line "
             "do that."
         ) from error
-    brought: object = getattr(module, _NAMES, None)
-    if not isinstance(brought, Mapping) or not brought:
+    brought = Brought(
+        _read(name, module, "ENVIRONMENTS", "an environment", EnvPlugin),
+        _read(name, module, "METHODS", "a method", CreditPlugin),
+    )
+    if not brought.environments and not brought.methods:
         raise UserError(
-            f"The plug-in {name!r} has no mapping {_NAMES} of names to EnvPlugin: see "
-            "docs/add_an_environment.md."
+            f"The plug-in {name!r} has no mapping ENVIRONMENTS of names to EnvPlugin and none "
+            "called METHODS of names to CreditPlugin: see docs/add_an_environment.md and "
+            "docs/add_a_method.md."
         )
-    for env, plugin in cast("Mapping[object, object]", brought).items():
-        if not isinstance(plugin, EnvPlugin):
+    return brought
+
+
+def _read(name: str, module: ModuleType, names: str, what: str, kind: type[T]) -> Mapping[str, T]:
+    """One of a module's mappings; empty where it has none."""
+    brought: object = getattr(module, names, {})
+    if not isinstance(brought, Mapping):
+        raise UserError(
+            f"The plug-in {name!r} has no mapping {names} of names to {kind.__name__} but "
+            f"{type(brought).__name__}: write a dict."
+        )
+    for own, plugin in cast("Mapping[object, object]", brought).items():
+        if not isinstance(plugin, kind):
+            article = "an" if kind is EnvPlugin else "a"
             raise UserError(
-                f"The plug-in {name!r} has {type(plugin).__name__} for {env!r} in {_NAMES}, where "
-                "an EnvPlugin must stand."
+                f"The plug-in {name!r} has {type(plugin).__name__} for {own!r} in {names}, where "
+                f"{article} {kind.__name__} must stand."
             )
-        if not isinstance(env, str) or not _NAME.fullmatch(env):
+        if not isinstance(own, str) or not _NAME.fullmatch(own):
             raise UserError(
-                f"The plug-in {name!r} calls an environment {env!r}: name it with letters, digits, "
-                "'_', '-' and '.'."
+                f"The plug-in {name!r} calls {what} {own!r}: name it with letters, digits, '_', "
+                "'-' and '.'."
             )
-    return cast("Mapping[str, EnvPlugin]", brought)
+    return cast("Mapping[str, T]", brought)
 
 
 def _import_file(path: Path) -> ModuleType:

@@ -72,6 +72,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "user_personalization": Benchmark(
         "User Personalization, this project's own 14 test profiles", "eval_user_personalization"
     ),
+    "errands": Benchmark("Errands in 64 generated houses, decided by code", "eval_errands"),
 }
 """By name."""
 

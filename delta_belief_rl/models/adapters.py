@@ -133,6 +133,33 @@ def use_adapter(model: Any, name: str | None) -> Iterator[None]:
             parameter.requires_grad_(flag)
 
 
+@contextmanager
+def switch_adapter(model: Any, name: str) -> Iterator[None]:
+    """Run the block with one adapter on; which parameters are trainable never changes.
+
+    A backward pass through what the block computed must lie inside the block: with gradient
+    checkpointing it computes the forward again.
+
+    Raises:
+        UserError: There is no such adapter.
+    """
+    adapter_parameters(model, name)
+    before = model.active_adapter
+    trainable = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+
+    def switch(to: str) -> None:
+        model.set_adapter(to)
+        # At once, not only behind the block: a sharded model notes the flags in its first forward.
+        for parameter, flag in trainable:
+            parameter.requires_grad_(flag)
+
+    switch(name)
+    try:
+        yield
+    finally:
+        switch(before)
+
+
 def adapter_state(model: Any, name: str = "default") -> AdapterArrays:
     """The adapter's weights as owned float32 arrays, never a view of the live parameters.
 

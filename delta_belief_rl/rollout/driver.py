@@ -33,11 +33,14 @@ from delta_belief_rl.engines.base import (
 from delta_belief_rl.engines.pump import EngineFailure, EngineRouter
 from delta_belief_rl.envs.base import Env, JudgeReply, JudgeRequest
 from delta_belief_rl.rollout.game import (
+    OPENING,
     AsyncJudge,
+    Beginning,
     Chat,
     Chooser,
     GameId,
     GameSettings,
+    Witness,
     play_game,
 )
 from delta_belief_rl.types import Group, Task, Trajectory
@@ -133,10 +136,27 @@ class _TrackedJudge:
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
-    order: int
+class Start:
+    """One game that is to be played, where it does not begin like every other one.
+
+    Attributes:
+        game: Its number inside its group.
+        beginning: What was played before.
+        restore: Brings a fresh environment to the state after that; None for the opening.
+        witness: Makes what sees the game, anew each time that it is played.
+    """
+
     task: Task
     game: int
+    beginning: Beginning = OPENING
+    restore: Callable[[Env], None] | None = None
+    witness: Callable[[], Witness] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    order: int
+    start: Start
 
 
 @dataclass(slots=True)
@@ -249,27 +269,46 @@ class RolloutDriver:
         """
         if len({task.id for task in tasks}) != len(tasks):
             raise ValueError("task ids of one rollout must differ")
-        began = time.monotonic()
-        jobs = [
-            _Job(i * games_per_task + g, task, g)
-            for i, task in enumerate(tasks)
-            for g in range(games_per_task)
+        starts = [Start(task, game) for task in tasks for game in range(games_per_task)]
+        games = await self.play(starts, step, sampling, phase=phase, known=known, on_game=on_game)
+        size = games_per_task
+        return [
+            Group(task, tuple(games[i * size : (i + 1) * size])) for i, task in enumerate(tasks)
         ]
+
+    async def play(
+        self,
+        starts: Sequence[Start],
+        step: int,
+        sampling: SamplingParams,
+        *,
+        phase: str = "train",
+        known: Mapping[tuple[str, int], Trajectory] = NO_GAMES,
+        on_game: Callable[[Trajectory], None] | None = None,
+    ) -> list[Trajectory]:
+        """Play games wherever they begin; see ``collect``.
+
+        Returns:
+            One game per start, in their order.
+        """
+        began = time.monotonic()
+        jobs = [_Job(order, start) for order, start in enumerate(starts)]
         settings = replace(self._settings, sampling=sampling)
         if self._router.deterministic:
             # Timings are the one part of a trajectory that is not a function of the games.
             settings = replace(settings, clock=_no_clock)
-        given = [known.get((job.task.id, job.game)) for job in jobs]
+        given = [known.get((start.task.id, start.game)) for start in starts]
         current = _Round(phase, step, settings, on_game, given, len(given) - given.count(None))
         current = await self._play_all(jobs, current)
         games = [t for t in current.results if t is not None]
         if len(games) != len(jobs):
             raise RuntimeError(f"{len(jobs) - len(games)} of {len(jobs)} games gave no trajectory")
         self.stats = count_games(games, time.monotonic() - began)
-        size = games_per_task
-        return [
-            Group(task, tuple(games[i * size : (i + 1) * size])) for i, task in enumerate(tasks)
-        ]
+        return games
+
+    def new_env(self, task: Task) -> Env:
+        """A fresh environment, as every game of the task gets one."""
+        return self._make_env(task)
 
     def heartbeat(self) -> Heartbeat:
         """What the rollout waits for now; any thread may ask at any time."""
@@ -350,13 +389,24 @@ class RolloutDriver:
                 self._on_progress(current.done, len(current.results))
 
     async def _play(self, job: _Job, lane: int, current: _Round) -> Trajectory:
-        identity = GameId(self._run_seed, current.step, job.game, self._run_id, current.phase)
+        start, task = job.start, job.start.task
+        identity = GameId(self._run_seed, current.step, start.game, self._run_id, current.phase)
         if self._router.deterministic:
-            self._router.bind(identity.session(job.task.id), lane)
-        env = self._make_env(job.task)
-        chooser = self._make_chooser(job.task) if self._make_chooser is not None else None
+            self._router.bind(identity.session(task.id), lane)
+        env = self._make_env(task)
+        if start.restore is not None:
+            start.restore(env)
+        chooser = self._make_chooser(task) if self._make_chooser is not None else None
         return await play_game(
-            env, self._engine, self._judge, self._chat, current.settings, identity, chooser
+            env,
+            self._engine,
+            self._judge,
+            self._chat,
+            current.settings,
+            identity,
+            chooser,
+            beginning=start.beginning,
+            witness=start.witness() if start.witness is not None else None,
         )
 
 

@@ -6,6 +6,9 @@ encoded again.
 
 How a game comes to its next action is up to a ``Chooser``. The usual one takes what is sampled;
 ``rollout.candidates`` has one that tries several actions first.
+
+A game may go on where another one stood (``Beginning``); ``rollout.branching`` says how its
+environment comes to that state.
 """
 
 from __future__ import annotations
@@ -174,6 +177,37 @@ class FirstSample:
         return Move(completion, text, action, reply, outcome, engine_seconds, clock() - began)
 
 
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """What a game has behind it when it begins; its environment stands after these turns.
+
+    Attributes:
+        token_ids: The stream so far, up to the next sampled token; empty for the task's opening.
+        turns: As they were played.
+        lineage: See ``Trajectory.lineage``.
+    """
+
+    token_ids: tuple[int, ...] = ()
+    turns: tuple[Turn, ...] = ()
+    lineage: tuple[tuple[int, int], ...] = ()
+
+
+OPENING = Beginning()
+"""Nothing was played yet."""
+
+
+class Witness(Protocol):
+    """Sees a game while it is played. One object serves one game."""
+
+    def before(self, env: Env, /) -> None:
+        """A turn is about to be taken."""
+        ...
+
+    def after(self, move: Move, /) -> None:
+        """It was taken."""
+        ...
+
+
 @dataclass(slots=True)
 class _Stream:
     """The growing game."""
@@ -181,6 +215,12 @@ class _Stream:
     ids: list[int]
     turns: list[Turn]
     judge_errors: int = 0
+
+    @classmethod
+    def of(cls, beginning: Beginning, opening: Sequence[int]) -> _Stream:
+        """A stream that grows from here on."""
+        errors = sum(turn.verdict is Verdict.ERROR for turn in beginning.turns)
+        return cls(list(beginning.token_ids or opening), list(beginning.turns), errors)
 
 
 async def play_game(
@@ -191,6 +231,9 @@ async def play_game(
     settings: GameSettings,
     identity: GameId,
     chooser: Chooser | None = None,
+    *,
+    beginning: Beginning = OPENING,
+    witness: Witness | None = None,
 ) -> Trajectory:
     """Play one game to its end.
 
@@ -199,16 +242,18 @@ async def play_game(
 
     Args:
         chooser: Takes every turn of this game; ``FirstSample`` when None.
+        beginning: What was played before.
+        witness: Sees every turn that this game plays itself.
 
     Returns:
         The trajectory; its stream ends with the last reply and the header of the turn after it.
     """
     task = env.task
-    stream = _Stream(ids=list(chat.open_ids(task.messages)), turns=[])
+    stream = _Stream.of(beginning, chat.open_ids(task.messages))
     chooser = chooser or FirstSample()
     try:
         parts = GameParts(env, engine, judge, chat, settings, identity)
-        stop = await _play(parts, chooser, stream)
+        stop = await _play(parts, chooser, stream, witness)
     finally:
         for session in chooser.sessions(identity.session(task.id)):
             await engine.release(session)
@@ -220,25 +265,33 @@ async def play_game(
         stop=stop,
         run_id=identity.run_id,
         step=identity.step,
+        lineage=beginning.lineage,
     )
 
 
-async def _play(parts: GameParts, chooser: Chooser, stream: _Stream) -> StopReason:
+async def _play(
+    parts: GameParts, chooser: Chooser, stream: _Stream, witness: Witness | None
+) -> StopReason:
     """Turn after turn until there is a reason to stop."""
     settings, env = parts.settings, parts.env
-    for index in range(settings.max_turns):
+    for index in range(len(stream.turns), settings.max_turns):
         budget = turn_budget(settings, len(stream.ids))
         if budget <= 0:
             return StopReason.CONTEXT_FULL
-        state_key, progress = _state_key(env), _progress(env)
+        state_key, progress, before = _state_key(env), _progress(env), _uncertainty(env)
+        if witness is not None:
+            witness.before(env)
         request = _request(parts, index, budget, stream.ids)
         move = await chooser.move(parts, request, index)
         if move is None:
             return StopReason.ENGINE_FAILED
+        if witness is not None:
+            witness.after(move)
         start = len(stream.ids)
         stream.ids.extend(closed_ids(parts.chat, move.completion))
         stream.ids.extend(parts.chat.reply_ids(move.outcome.reply))
-        stream.turns.append(_turn(env, move, index, start, state_key, progress))
+        turn = _turn(env, move, index, start, state_key, progress)
+        stream.turns.append(_with_uncertainty(turn, before, _uncertainty(env)))
         stop = _after(move.outcome, stream, settings)
         if stop is not None:
             return stop
@@ -356,6 +409,20 @@ def _state_key(env: Env) -> str:
 def _progress(env: Env) -> float:
     hook: Callable[[], float] | None = getattr(env, "progress", None)
     return float(hook()) if hook is not None else 0.0
+
+
+def _uncertainty(env: Env) -> tuple[float, float] | None:
+    hook: Callable[[], tuple[float, float]] | None = getattr(env, "uncertainty", None)
+    return hook() if hook is not None else None
+
+
+def _with_uncertainty(
+    turn: Turn, before: tuple[float, float] | None, after: tuple[float, float] | None
+) -> Turn:
+    """The turn with what the exact posterior said around it, where there is one."""
+    if before is None or after is None:
+        return turn
+    return replace(turn, uncertainty=(before[0], after[0]), truth_logp=(before[1], after[1]))
 
 
 def _action_key(env: Env, action: Action) -> str:

@@ -113,6 +113,8 @@ def to_row(
         "turns": [_turn_row(turn) for turn in game.turns],
         "beliefs": None if game.beliefs is None else [_plain(b) for b in game.beliefs],
     }
+    if game.lineage:
+        row["lineage"] = [list(pair) for pair in game.lineage]
     return row
 
 
@@ -132,6 +134,7 @@ def from_row(row: Mapping[str, Any]) -> Trajectory:
         beliefs=None if beliefs is None else tuple(float(b) for b in beliefs),
         run_id=row["run_id"],
         step=row["step"],
+        lineage=tuple((game, turn) for game, turn in row.get("lineage", ())),
     )
 
 
@@ -272,6 +275,9 @@ def _turn_row(turn: Turn) -> dict[str, Any]:
     row["logprobs"] = [_plain(p) for p in turn.logprobs]
     row["verdict"] = turn.verdict.value
     row["candidates"] = [_candidate_row(candidate) for candidate in turn.candidates]
+    for name in ("uncertainty", "truth_logp"):
+        if row[name] is None:
+            del row[name]
     return row
 
 
@@ -281,6 +287,10 @@ def _turn(row: Mapping[str, Any]) -> Turn:
     fields["verdict"] = Verdict(fields["verdict"])
     fields["diagnostics"] = tuple(fields.get("diagnostics", ()))
     fields["candidates"] = tuple(_candidate(entry) for entry in fields.get("candidates", ()))
+    for name in ("uncertainty", "truth_logp"):
+        if fields.get(name) is not None:
+            before, after = fields[name]
+            fields[name] = (float(before), float(after))
     return Turn(**fields)
 
 

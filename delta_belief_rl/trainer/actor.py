@@ -12,148 +12,64 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
 from delta_belief_rl.algo.losses.aggregate import Metrics, merge_metrics
-from delta_belief_rl.algo.losses.entropy import entropy_loss
-from delta_belief_rl.algo.losses.kl import kl_loss
-from delta_belief_rl.algo.losses.policy import PolicyInputs, PolicyLossSettings
-from delta_belief_rl.algo.losses.registry import LOSSES
-from delta_belief_rl.belief.branched import (
-    ScoreRequest,
-    ScoreResult,
-    plan_passes,
-    score_batch,
-    score_beliefs,
-)
+from delta_belief_rl.belief.branched import ScoreRequest
+from delta_belief_rl.models.adapters import adapter_parameters
 from delta_belief_rl.models.flops import ModelSize, update_flops
 from delta_belief_rl.models.liger import apply_liger
 from delta_belief_rl.models.loading import (
     adapter_names,
     adapter_state,
-    add_lora,
     copy_adapter,
     load_adapter_state,
     load_causal_lm,
     state_checksum,
-    use_adapter,
 )
-from delta_belief_rl.models.logprobs import token_logprobs
+from delta_belief_rl.models.logprobs import hidden_states, score_rows, token_logprobs
 from delta_belief_rl.models.packed import PackedInput, PackSegment, pack
 from delta_belief_rl.models.slow import update_slow
 from delta_belief_rl.models.varlen import runs_ragged
+from delta_belief_rl.trainer.actor_settings import (
+    BASE,
+    EMA,
+    POLICY,
+    ActorSettings,
+    AdapterSettings,
+)
+from delta_belief_rl.trainer.critic import CRITIC, Critic
 from delta_belief_rl.trainer.optimizer import (
-    OptimizerSettings,
     at_hand,
     build_optimizer,
     gradient_norm,
     learning_rate,
     set_learning_rate,
 )
+from delta_belief_rl.trainer.policy_terms import Scored, loss_terms
+from delta_belief_rl.trainer.scoring import GameScore, ScorePass
 from delta_belief_rl.trainer.usage import UPDATE, RankUsage, UsageMeter
 from delta_belief_rl.types import FloatArray, TrainBatch, UserError
 
-POLICY, EMA, BASE = "actor", "ema", "base"
-"""Names of the models that a belief or a view can be asked of."""
-
-STAND_IN = ScoreRequest(token_ids=(0, 0), action_positions=np.ones(1, dtype=np.int64))
-"""The game of a forward that a rank makes only because another rank has one more to make."""
-
-WHOLE = sys.maxsize
-"""Token budget of games that are one pass already."""
-
-Result = TypeVar("Result")
-
-
-@dataclass(frozen=True, slots=True)
-class AdapterSettings:
-    """LoRA of the policy; ``rank`` 0 trains all weights."""
-
-    rank: int = 0
-    alpha: float = 0.0
-    target_modules: str | tuple[str, ...] = "all-linear"
-    exclude_modules: tuple[str, ...] = ()
-    ema: bool = False
-    ema_beta: float = 0.95
-    ema_warmup_steps: int = 0
-
-    def put_on(
-        self, model: Any, name: str = POLICY, *, trainable: bool = False, seed: int = 0
-    ) -> Any:
-        """The model with one more adapter of this kind; see ``models.adapters.add_lora``."""
-        return add_lora(
-            model,
-            self.rank,
-            self.alpha,
-            self.target_modules,
-            name=name,
-            exclude=self.exclude_modules,
-            trainable=trainable,
-            seed=seed,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class ActorSettings:
-    """Everything that one rank needs to know.
-
-    Attributes:
-        views: Models whose log-probs of the games' own tokens are wanted beside the policy's.
-        beliefs: Models whose beliefs are wanted.
-        score_tokens: Token budget of one forward of the score pass.
-        contexts: Names of the other contexts that games may have (``ScoreRequest.views``), and the
-            model that reads each.
-        use_liger: On a GPU, use Liger kernels where they are installed and fit the model.
-        old_is_new: The batch is used for one optimizer step, so the old policy is the current one.
-    """
-
-    model_path: str
-    adapter: AdapterSettings = field(default_factory=AdapterSettings)
-    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
-    loss: PolicyLossSettings = field(default_factory=PolicyLossSettings)
-    loss_name: str = "ppo"
-    seed: int = 42
-    device: str = "cpu"
-    dtype: str = "float32"
-    num_threads: int | None = None
-    gradient_checkpointing: bool = False
-    use_liger: bool = False
-    grad_clip: float = 1.0
-    temperature: float = 1.0
-    entropy_coeff: float = 0.0
-    kl_coef: float = 0.0
-    kl_type: str = "low_var_kl"
-    views: tuple[str, ...] = ()
-    contexts: tuple[tuple[str, str], ...] = ()
-    beliefs: tuple[str, ...] = ()
-    score_tokens: int = 16384
-    old_is_new: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class GameScore:
-    """What the score pass found about one game.
-
-    Attributes:
-        logp: ``[sampled tokens]`` of the policy.
-        entropy: Mean entropy of the policy at its sampled tokens, in nats.
-        views: Log-probs of the same tokens by name, under other models and behind other contexts;
-            NaN where the game does not have the context.
-        beliefs: ``[k + 1]`` per belief model, in nats.
-    """
-
-    logp: FloatArray
-    entropy: float
-    views: Mapping[str, FloatArray]
-    beliefs: Mapping[str, FloatArray]
+__all__ = [
+    "BASE",
+    "EMA",
+    "POLICY",
+    "ActorSettings",
+    "AdapterSettings",
+    "AdapterSnapshot",
+    "GameScore",
+    "PolicyActor",
+    "dump_state",
+    "parse_state",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +106,19 @@ class PolicyActor:
             dtype = getattr(torch, settings.dtype)
             base = load_causal_lm(settings.model_path, dtype, self.device)
         self.model = self._build(base)
-        self.optimizer = build_optimizer(self.model.parameters(), settings.optimizer)
+        # A critic's own adapter is trained, too, but by the critic.
+        others: set[int] = set()
+        if settings.critic is not None and settings.critic.own:
+            others = {id(p) for p in adapter_parameters(self.model, CRITIC).values()}
+        own = [p for p in self.model.parameters() if id(p) not in others]
+        self.optimizer = build_optimizer(own, settings.optimizer)
+        self.critic: Critic | None = None
+        if settings.critic is not None:
+            self.critic = Critic(settings.critic, self.model, self.device, world_size)
+        self._score = ScorePass(
+            self.model, settings, self.device, world_size, self._meter, self.critic
+        )
+        self._terms = loss_terms(settings)
 
     def _build(self, model: Any) -> Any:
         settings = self.settings
@@ -206,6 +134,13 @@ class PolicyActor:
                 model = lora.put_on(model, name, trainable=name == POLICY, seed=settings.seed)
             if lora.ema:
                 copy_adapter(model, POLICY, EMA)
+            if settings.critic is not None and settings.critic.own:
+                model = lora.put_on(model, CRITIC, trainable=True, seed=settings.seed + 1)
+        elif settings.critic is not None and settings.critic.own:
+            raise UserError(
+                "critic.form=own needs LoRA adapters: set actor_rollout_ref.model.lora_rank, or "
+                "critic.form=shared."
+            )
         elif lora.ema or {EMA, BASE} & {*settings.views, *settings.beliefs}:
             raise UserError(
                 "A base or slow belief model needs LoRA adapters: "
@@ -225,101 +160,11 @@ class PolicyActor:
     # --- scoring ---------------------------------------------------------------------------------
 
     def score(self, games: Sequence[ScoreRequest]) -> list[GameScore]:
-        """Log-probs of each game's own tokens and its beliefs; ranks may have any games, even none.
+        """Log-probs of each game's own tokens, its beliefs and its values (``trainer.scoring``).
 
-        The policy's log-probs and its beliefs come from one forward per micro-batch; each further
-        model costs one more.
+        Ranks may have any games, even none.
         """
-        settings = self.settings
-        plain = [replace(game, elicitation=None, belief_points=()) for game in games]
-        asked = games if POLICY in settings.beliefs else plain
-        score = partial(
-            score_batch,
-            self.model,
-            max_tokens_per_pass=WHOLE,
-            temperature=settings.temperature,
-        )
-        own = self._passes(asked, partial(score, with_entropy=True))
-        beliefs: dict[str, list[FloatArray]] = {}
-        for name in settings.beliefs:
-            if name == POLICY:
-                beliefs[name] = [result.beliefs for result in own]
-            else:
-                ask = partial(
-                    score_beliefs, self.model, max_tokens_per_pass=WHOLE, belief_model=name
-                )
-                with self._meter.measure("belief_model"):
-                    beliefs[name] = self._passes(games, ask)
-        views: dict[str, list[FloatArray]] = {}
-        for name in settings.views:
-            with self._meter.measure("ref"), self._reading(name):
-                results = self._passes(plain, score)
-            views[name] = [result.logp for result in results]
-        for name, reader in settings.contexts:
-            with self._meter.measure("views"), self._reading(reader):
-                views[name] = self._behind(name, games, score)
-        return [
-            GameScore(
-                logp=result.logp,
-                entropy=_mean(result.entropy),
-                views={name: rows[index] for name, rows in views.items()},
-                beliefs={name: rows[index] for name, rows in beliefs.items()},
-            )
-            for index, result in enumerate(own)
-        ]
-
-    def _behind(
-        self,
-        name: str,
-        games: Sequence[ScoreRequest],
-        score: Callable[[Sequence[ScoreRequest]], Sequence[ScoreResult]],
-    ) -> list[FloatArray]:
-        """Log-probs of the games' tokens behind one of their other contexts."""
-        out = [np.full(len(game.action_positions), np.nan) for game in games]
-        have = [index for index, game in enumerate(games) if name in game.views]
-        asked = [games[index].views[name] for index in have]
-        results = self._passes(
-            [ScoreRequest(view.token_ids, view.action_positions) for view in asked], score
-        )
-        for index, result in zip(have, results, strict=True):
-            out[index] = result.logp
-        return out
-
-    def _reading(self, reader: str) -> AbstractContextManager[None]:
-        """Use one of the models that a view can be asked of."""
-        if reader == POLICY:
-            return nullcontext()
-        return use_adapter(self.model, None if reader == BASE else reader)
-
-    def _passes(
-        self,
-        games: Sequence[ScoreRequest],
-        score: Callable[[Sequence[ScoreRequest]], Sequence[Result]],
-    ) -> list[Result]:
-        """Score games in passes within the token budget, equally many on every rank.
-
-        A sharded model needs every rank in every forward, so a rank with fewer passes than another
-        makes up for them with a stand-in (A19).
-        """
-        lengths = [_num_tokens(game) for game in games]
-        padded = not runs_ragged(self.model)
-        parts = plan_passes(lengths, self.settings.score_tokens, padded)
-        # Agreed before the first forward: later, this collective would meet another rank's forward.
-        missing = self._most(len(parts)) - len(parts)
-        results: dict[int, Result] = {}
-        for part in parts:
-            results.update(zip(part, score([games[index] for index in part]), strict=True))
-        for _ in range(missing):
-            score([STAND_IN])
-        return [results[index] for index in range(len(games))]
-
-    def _most(self, count: int) -> int:
-        """The largest ``count`` of all ranks; a collective."""
-        if self.world_size == 1:
-            return count
-        most = torch.tensor(count, device=self.device)
-        dist.all_reduce(most, op=dist.ReduceOp.MAX)
-        return int(most)
+        return self._score(games)
 
     def probe(self, token_ids: Sequence[int]) -> FloatArray:
         """Log-probs at temperature 1 of a fixed token sequence, ``[len(token_ids) - 1]``."""
@@ -368,25 +213,33 @@ class PolicyActor:
     ) -> dict[str, tuple[float, float]]:
         rate = learning_rate(self.settings.optimizer, training_step)
         set_learning_rate(self.optimizer, rate)
+        critic = self.critic
+        trains = critic is None or training_step > critic.settings.warmup_steps
         parts: list[Metrics] = []
         norms: list[float] = []
         self.model.train()
         for micro_batches, denominators in steps:
             self.optimizer.zero_grad(set_to_none=True)
-            parts += [self._backward(batch, denominators) for batch in micro_batches]
-            norm = gradient_norm(self.optimizer, self.settings.grad_clip)
-            norms.append(norm)
-            if np.isfinite(norm):
-                with at_hand(self.optimizer, self.settings.optimizer.offload):
-                    self.optimizer.step()
+            if critic is not None:
+                critic.begin(micro_batches)
+            parts += [self._backward(batch, denominators, trains) for batch in micro_batches]
+            if trains:
+                norm = gradient_norm(self.optimizer, self.settings.grad_clip)
+                norms.append(norm)
+                if np.isfinite(norm):
+                    with at_hand(self.optimizer, self.settings.optimizer.offload):
+                        self.optimizer.step()
+            if critic is not None:
+                critic.step(training_step)
         self.optimizer.zero_grad(set_to_none=True)
         self.model.eval()
         slow: dict[str, float] = {}
-        if steps:
+        if steps and trains:
             slow = self._update_ema(training_step)
             self.version += 1
         merged = {name: (float(s), float(n)) for name, (s, n) in merge_metrics(parts).items()}
         finite = [norm for norm in norms if np.isfinite(norm)]
+        told = {} if critic is None else critic.finish(training_step)
         # Every rank knows the global norm; one reports it, or merging would count it several times.
         if self.rank == 0:
             merged["actor/grad_norm"] = (float(np.sum(finite)), float(len(finite)))
@@ -394,80 +247,73 @@ class PolicyActor:
             merged["actor/optimizer_steps"] = (float(len(norms)), 1.0)
             merged["actor/skipped_updates"] = (float(len(norms) - len(finite)), 1.0)
             merged["actor/empty_updates"] = (float(not steps), 1.0)
-            merged |= {name: (value, 1.0) for name, value in slow.items()}
+            merged |= {name: (value, 1.0) for name, value in slow.items()} | told
             if self.settings.kl_coef:
                 merged["actor/kl_coef"] = (self.settings.kl_coef, 1.0)
         return merged
 
-    def _backward(self, batch: TrainBatch | None, denominators: Mapping[str, float]) -> Metrics:
-        if batch is None or not batch.weight.any():
-            # One token that is not trained: the same collectives, no contribution.
-            packed = self._pack([PackSegment((0, 0))])
-            one = torch.ones(1, dtype=torch.int64, device=self.device)
-            loss = token_logprobs(self.model, packed, one * 0, one * 0).logp.sum() * 0.0
-            loss.backward()
-            return {}
-        loss, metrics = self._loss(batch, denominators)
-        scored = int(np.count_nonzero((batch.turn_ids >= 0) & (batch.weight != 0)))
-        self._meter.add_flops(update_flops(self._size, batch.lengths(), scored))
-        # FSDP averages gradients over ranks; the loss is already divided by global counts.
-        (loss * self.world_size).backward()
+    def _backward(
+        self, batch: TrainBatch | None, denominators: Mapping[str, float], trains: bool = True
+    ) -> Metrics:
+        """Forward and backward of a micro-batch; without ``trains`` for the critic alone.
+
+        A batch in which nothing is trained makes the same collectives and contributes nothing.
+        """
+        if batch is not None and not batch.weight.any():
+            batch = None
+        stream = [(0, 0)] if batch is None else [batch.token_ids[span] for span in batch.games()]
+        packed = self._pack([PackSegment(tuple(map(int, ids))) for ids in stream])
+        metrics: Metrics = {}
+        critic = self.critic
+        shares = critic is not None and not critic.settings.own
+        if trains or shares:
+            with nullcontext() if trains else torch.no_grad():
+                hidden = hidden_states(self.model, packed)
+            losses: list[torch.Tensor] = []
+            if trains:
+                loss, metrics = self._loss(hidden, batch, denominators)
+                losses.append(loss)
+            if critic is not None and shares:
+                loss, found = critic.loss(hidden, batch, attached=trains)
+                losses.append(loss)
+                metrics |= found
+            # FSDP averages gradients over ranks; the loss is already divided by global counts.
+            (torch.stack(losses).sum() * self.world_size).backward()
+        if critic is not None and critic.settings.own:
+            metrics |= critic.backward(packed, batch)
+            if batch is not None:
+                self._meter.add_flops(update_flops(self._size, batch.lengths(), 0))
         return metrics
 
     def _loss(
-        self, batch: TrainBatch, denominators: Mapping[str, float]
+        self, hidden: torch.Tensor, batch: TrainBatch | None, denominators: Mapping[str, float]
     ) -> tuple[torch.Tensor, Metrics]:
-        settings = self.settings
-        games = [PackSegment(tuple(batch.token_ids[span].tolist())) for span in batch.games()]
-        packed = self._pack(games)
+        """The policy's loss on a packed row: the sum of its terms (``trainer.policy_terms``)."""
+        if batch is None:
+            first = torch.zeros(1, dtype=torch.int64, device=self.device)
+            return score_rows(self.model, hidden, first, first).logp.sum() * 0.0, {}
         # Trunks only, so a token's index in the batch is its index in the packed row.
-        index = np.flatnonzero((batch.turn_ids >= 0) & (batch.weight != 0))
-        row_of = np.repeat(np.arange(batch.num_games), batch.lengths())
-        rows = self._tensor(row_of[index])
-        width = int(batch.turn_ids.max()) + 1
-        turns = self._tensor(row_of[index] * width + batch.turn_ids[index])
-        scores = token_logprobs(
+        index = np.flatnonzero((batch.turn_ids >= 0) & (batch.weight != 0)).astype(np.int64)
+        self._meter.add_flops(update_flops(self._size, batch.lengths(), len(index)))
+        scores = score_rows(
             self.model,
-            packed,
-            self._tensor(index - 1),
-            self._tensor(batch.token_ids[index]),
-            settings.temperature,
+            hidden,
+            torch.as_tensor(index - 1, device=self.device),
+            torch.as_tensor(batch.token_ids[index], device=self.device),
+            self.settings.temperature,
             with_entropy=True,
         )
-        assert scores.entropy is not None
-        weight = self._tensor(batch.weight[index], torch.float32)
-        inputs = PolicyInputs(
-            logp=scores.logp,
-            old_logp=self._tensor(batch.old_logp[index], torch.float32),
-            advantages=self._tensor(batch.advantages[index], torch.float32),
-            weight=weight,
-            rows=rows,
-            turns=turns,
-            rollout_logp=self._tensor(batch.rollout_logp[index], torch.float32),
-            old_is_new=settings.old_is_new,
-        )
-        mode = settings.loss.loss_agg_mode
-        loss, metrics = LOSSES[settings.loss_name](inputs, settings.loss, denominators)
-        bonus, entropy_metrics = entropy_loss(
-            scores.entropy, weight, rows, mode, denominators, turns
-        )
-        metrics |= entropy_metrics
-        if settings.entropy_coeff:
-            loss = loss + settings.entropy_coeff * bonus
-        if settings.kl_coef:
-            reference = self._tensor(batch.views[BASE][index], torch.float32)
-            term, kl_metrics = kl_loss(
-                scores.logp, reference, weight, rows, settings.kl_type, mode, denominators, turns
-            )
-            loss = loss + settings.kl_coef * term
-            metrics |= kl_metrics
-        return loss, metrics
+        scored = Scored.of(batch, index, hidden, scores, denominators)
+        total = torch.zeros((), device=self.device)
+        metrics: Metrics = {}
+        for term in self._terms:
+            loss, found = term(scored)
+            total = total + loss
+            metrics |= found
+        return total, metrics
 
     def _pack(self, segments: Sequence[PackSegment]) -> PackedInput:
         return pack(segments, self.device, runs_ragged(self.model))
-
-    def _tensor(self, array: np.ndarray, dtype: torch.dtype | None = None) -> torch.Tensor:
-        return torch.as_tensor(array, dtype=dtype, device=self.device)
 
     def _update_ema(self, training_step: int) -> dict[str, float]:
         """Move the slow adapter, where there is one; its figures, the same on every rank."""
@@ -508,6 +354,8 @@ class PolicyActor:
         }
         if self.settings.adapter.ema:
             state["ema"] = dict(self.snapshot(EMA).state)
+        if self.critic is not None:
+            state["critic"] = self.critic.state()
         return state
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -526,6 +374,13 @@ class PolicyActor:
                     "saved with, or start a new run."
                 )
             load_adapter_state(self.model, EMA, state["ema"])
+        if self.critic is not None:
+            if "critic" not in state:
+                raise UserError(
+                    "The checkpoint has no critic: resume with the algorithm.adv_estimator that it "
+                    "was saved with, or start a new run."
+                )
+            self.critic.load_state(state["critic"])
         self.version = int(state["version"])
         optimizer = state.get("optimizer")
         if optimizer is None:
@@ -555,21 +410,16 @@ def parse_state(data: bytes) -> dict[str, Any]:
     state = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     for name in ("adapter", "ema"):
         if name in state:
-            state[name] = {key: value.numpy() for key, value in state[name].items()}
+            state[name] = _to_arrays(state[name])
+    critic = state.get("critic", {})
+    for name in ("head", "adapter"):
+        if name in critic:
+            critic[name] = _to_arrays(critic[name])
     return state
 
 
-def _num_tokens(game: ScoreRequest) -> int:
-    """Tokens of a game and of the guesses that hang on it."""
-    if game.elicitation is None:
-        return len(game.token_ids)
-    asked = game.elicitation
-    guesses = len(game.belief_points) * len(asked.branch_ids)
-    return len(game.token_ids) + guesses + len(asked.lead_ids)
-
-
-def _mean(values: FloatArray | None) -> float:
-    return float(values.mean()) if values is not None and len(values) else 0.0
+def _to_arrays(tensors: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
+    return {key: value.numpy() for key, value in tensors.items()}
 
 
 def _to_tensors(value: Any) -> Any:

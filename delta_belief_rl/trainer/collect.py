@@ -1,11 +1,12 @@
 """The games of a training step, played and scored.
 
-A step plays one batch of secrets. With ``algorithm.filter_groups`` it plays batch after batch and
-keeps the groups that teach something, until it has ``data.train_batch_size`` of them; what is over
-is left out. Which secrets a batch holds is a function of the batch's number, and the number of the
-next batch is part of the run's state, so a resumed run draws what the straight one draws. Each
-batch is kept on the disk until the step's checkpoint is there (``pending``), so a step that is done
-again plays only what was not played.
+A step plays one batch of secrets. With ``algorithm.filter_groups`` and its rule ``differ`` it plays
+batch after batch and keeps the groups that teach something, until it has ``data.train_batch_size``
+of them; what is over is left out. With its other rules it keeps of one batch what teaches most.
+Which secrets a batch holds is a function of the batch's number, and the number of the next batch is
+part of the run's state, so a resumed run draws what the straight one draws. Each batch is kept on
+the disk until the step's checkpoint is there (``pending``), so a step that is done again plays only
+what was not played.
 
 A secret is played at most once in a step: the random numbers of a game are named by secret, step
 and game, so a second group of the same secret would be the first one again.
@@ -18,14 +19,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from delta_belief_rl.algo.samplers.informative import informative_groups
+from delta_belief_rl.algo.samplers.variance import varied_groups
 from delta_belief_rl.algo.shapers.channels import build_table
 from delta_belief_rl.config.game_settings import game_digest
 from delta_belief_rl.config.schema import RunConfig
-from delta_belief_rl.trainer import pending, persist, steps
+from delta_belief_rl.trainer import pending, persist, steps, trees
 from delta_belief_rl.trainer.actor import GameScore
 from delta_belief_rl.trainer.services import Services
 from delta_belief_rl.trainer.settings import belief_models, sampling_params
-from delta_belief_rl.types import Group, Task, UserError
+from delta_belief_rl.trainer.settings_rewards import variance_settings
+from delta_belief_rl.types import Group, Task, TurnTable, UserError
 
 
 class TooFewGroups(UserError):
@@ -59,15 +62,49 @@ async def collect(run: Services, step: int) -> Collected:
     """
     # Calls of a validation are not this step's; a resumed run has not made them.
     run.judge.reset_stats()
-    if run.cfg.algorithm.filter_groups.enabled:
-        return await _collect_informative(run, step)
+    book = trees.Book(run.cfg)
+    filtered = run.cfg.algorithm.filter_groups
+    if filtered.enabled and filtered.rule == "differ":
+        made = await _collect_informative(run, step, book)
+    elif filtered.enabled:
+        made = await _collect_varied(run, step, book)
+    else:
+        made = await _collect_batch(run, step, book)
+    metrics = made.metrics | book.metrics(made.groups)
+    return replace(made, games=book.games or made.games, metrics=metrics)
+
+
+async def _collect_batch(run: Services, step: int, book: trees.Book) -> Collected:
+    """One batch as it is."""
     tasks, epoch = _draw(run, run.state.batches)
-    groups, scores = await _score(run, await _play(run, tasks, step, run.state.batches))
+    groups, scores = await _score(run, await _play(run, tasks, step, run.state.batches, book))
     run.state.batches += 1
     return Collected(groups, scores, epoch, len(scores), {"train/num_gen_batches": 1.0})
 
 
-async def _collect_informative(run: Services, step: int) -> Collected:
+async def _collect_varied(run: Services, step: int, book: trees.Book) -> Collected:
+    """Of one batch the groups whose games differ most."""
+    cfg = run.cfg
+    tasks, epoch = _draw(run, run.state.batches)
+    groups: Sequence[Group] = await _play(run, tasks, step, run.state.batches, book)
+    games = sum(len(group.trajectories) for group in groups)
+    found = None
+    if _filters_on_scores(cfg):
+        groups, found = await _score(run, groups)
+    table = _paid(run, groups, found, step)
+    wanted = varied_groups(table, len(groups), variance_settings(cfg)).tolist()
+    kept = [group for group, keep in zip(groups, wanted, strict=True) if keep]
+    if found is None:
+        kept, scores = await _score(run, kept)
+    else:
+        scores = _of_groups(groups, found, wanted)
+    run.state.batches += 1
+    share = sum(wanted) / len(wanted)
+    metrics = {"train/num_gen_batches": 1.0, "train/kept_group_share": share}
+    return Collected(kept, scores, epoch, games, metrics)
+
+
+async def _collect_informative(run: Services, step: int, book: trees.Book) -> Collected:
     """Batch after batch, until enough groups are kept."""
     cfg, size = run.cfg, run.cfg.data.train_batch_size
     kept: list[Group] = []
@@ -85,15 +122,15 @@ async def _collect_informative(run: Services, step: int) -> Collected:
         tasks, _ = _draw(run, cursor, seen)
         batches += 1
         seen.update(task.id for task in tasks)
-        groups = await _play(run, tasks, step, cursor)
+        groups = await _play(run, tasks, step, cursor, book)
         games += sum(len(group.trajectories) for group in groups)
         if _filters_on_scores(cfg):
             # Beliefs decide which groups differ, so all of them are measured.
             groups, found = await _score(run, groups)
-            wanted = _informative(run, groups, found)
+            wanted = _informative(run, groups, found, step)
             scores += _of_groups(groups, found, wanted)
         else:
-            wanted = _informative(run, groups, None)
+            wanted = _informative(run, groups, None, step)
         kept += [group for group, keep in zip(groups, wanted, strict=True) if keep]
     share = len(kept) / len(seen)
     kept = kept[:size]
@@ -121,7 +158,14 @@ def _draw(run: Services, batch: int, seen: Set[str] = frozenset()) -> tuple[list
     return [task for task in tasks if task.id not in seen], epoch
 
 
-async def _play(run: Services, tasks: Sequence[Task], step: int, cursor: int) -> list[Group]:
+async def _play(
+    run: Services, tasks: Sequence[Task], step: int, cursor: int, book: trees.Book
+) -> list[Group]:
+    """The games of a batch that may be trained on."""
+    return book.enter(await _play_all(run, tasks, step, cursor), step)
+
+
+async def _play_all(run: Services, tasks: Sequence[Task], step: int, cursor: int) -> list[Group]:
     """The games of a batch: those that a start before this one has played, else new ones."""
     cfg, root = run.cfg, Path(run.cfg.trainer.default_local_dir)
     key = _pending_key(run, step, cursor)
@@ -135,7 +179,10 @@ async def _play(run: Services, tasks: Sequence[Task], step: int, cursor: int) ->
             run.progress.say(f"step {step}: {games} games were played before and are not again")
             return groups
         sampling = sampling_params(cfg, "train")
-        groups = await run.rollouts.collect(tasks, cfg.multi_turn.train.n, step, sampling)
+        if trees.is_tree(cfg):
+            groups = await trees.grow(run.rollouts, cfg, tasks, step, sampling)
+        else:
+            groups = await run.rollouts.collect(tasks, cfg.multi_turn.train.n, step, sampling)
     if key:
         with run.timers.measure("save_rollout"):
             turns = cfg.multi_turn.max_turns.train
@@ -147,7 +194,7 @@ def _pending_key(run: Services, step: int, cursor: int) -> pending.Key | None:
     """What the games of a batch are kept by; None where they are not kept."""
     if not (run.cfg.trainer.save_rollout and persist.saves(run.cfg)):
         return None
-    settings = game_digest(run.cfg, "train")
+    settings = trees.digest(run.cfg, game_digest(run.cfg, "train"))
     return pending.Key(run.run_id, step, cursor, run.engines.adapter, settings)
 
 
@@ -166,16 +213,23 @@ def _filters_on_scores(cfg: RunConfig) -> bool:
 
 
 def _informative(
-    run: Services, groups: Sequence[Group], scores: Sequence[GameScore] | None
+    run: Services, groups: Sequence[Group], scores: Sequence[GameScore] | None, step: int
 ) -> list[bool]:
-    """Which groups to keep; without scores the belief channel is zero."""
-    if scores is None:
-        table = build_table(groups, run.cfg.multi_turn.win_rule)
-        table = replace(table, rewards=run.shaper.shape(table, groups, None))
-    else:
-        table = steps.reward_table(run, groups, scores)
+    """Which groups to keep."""
+    table = _paid(run, groups, scores, step)
     sizes = [len(group.trajectories) for group in groups]
     return informative_groups(table, sizes, run.cfg.algorithm.filter_groups.metric).tolist()
+
+
+def _paid(
+    run: Services, groups: Sequence[Group], scores: Sequence[GameScore] | None, step: int
+) -> TurnTable:
+    """The turns with their rewards; without scores the belief channel is zero."""
+    if scores is not None:
+        return steps.reward_table(run, groups, scores, step - 1)
+    table = build_table(groups, run.cfg.multi_turn.win_rule)
+    rewards = run.shaper.shape(table, groups, None)
+    return run.prices.change(replace(table, rewards=rewards, update=step - 1))
 
 
 def _of_groups(

@@ -7,8 +7,6 @@ the loop does not know which environment, judge, credit method or engine is runn
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from delta_belief_rl.eval.metrics import rollout_metrics
 from delta_belief_rl.obs.disk import writing
 from delta_belief_rl.obs.metrics import perf_metrics, token_timings
@@ -62,8 +60,8 @@ async def train_step(run: Services, step: int) -> dict[str, float]:
         groups, scores = played.groups, played.scores
         run.border = None
         with timers.measure("reward"):
-            table, priced = steps.charge_kl(run, steps.reward_table(run, groups, scores), scores)
-            table = replace(table, tokens=steps.token_columns(scores), update=step - 1)
+            paid = steps.reward_table(run, groups, scores, update=step - 1)
+            table, priced = steps.finish_rewards(run, paid, scores)
         with timers.measure("adv"):
             advantage = run.credit.apply(table)
             batch = build_batch(

@@ -96,16 +96,25 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 def gradient_norm(optimizer: torch.optim.Optimizer, max_norm: float) -> float:
     """Clip the global gradient norm in place and return it as it was before clipping.
 
-    Works for plain and for sharded (DTensor) parameters; a collective in the latter case, so every
-    rank must call it. A norm that is not finite leaves the gradients as they are.
+    Works for plain and for sharded (DTensor) parameters, and for both in one optimizer; a
+    collective where some are sharded, so every rank must call it. A norm that is not finite leaves
+    the gradients as they are.
     """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    norm = torch.nn.utils.get_total_norm(gradients)
-    # Shards hold partial norms; clipping needs the whole one.
-    full = getattr(norm, "full_tensor", None)
-    norm = norm if full is None else full()
+    sharded = [p for p in parameters if hasattr(p, "full_tensor")]
+    plain = [p for p in parameters if not hasattr(p, "full_tensor")]
+    norms: list[torch.Tensor] = []
+    for part in (sharded, plain):
+        gradients = [p.grad for p in part if p.grad is not None]
+        if not part:
+            continue
+        norm = torch.nn.utils.get_total_norm(gradients)
+        # Shards hold partial norms; clipping needs the whole one.
+        full = getattr(norm, "full_tensor", None)
+        norms.append(norm if full is None else full())
+    norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
     size = float(norm)
     if math.isfinite(size):
-        torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+        for part in (sharded, plain):
+            torch.nn.utils.clip_grads_with_norm_(part, max_norm, norm)
     return size

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from delta_belief_rl.algo.base import Credit, Sampler, Scorer, Shaper
 from delta_belief_rl.algo.shapers.kl_reward import KlReward
+from delta_belief_rl.algo.shapers.prices import Prices
 from delta_belief_rl.belief.branched import ScoreRequest, View
 from delta_belief_rl.belief.elicit import Elicitation
 from delta_belief_rl.config.schema import RunConfig
@@ -155,6 +156,7 @@ class Services:
     """What the credit method asks of the played tokens behind other contexts."""
     hinted: Callable[[Trajectory, str], View] | None = None
     """A game with a hint in its opening; there where there are scorers."""
+    prices: Prices = field(default_factory=Prices)
     kl_reward: KlReward | None = None
     engine: BranchEngine | None = None
     """Scores texts for cross-checks; None where the engine cannot."""

@@ -10,11 +10,9 @@ from dataclasses import fields
 from typing import Any
 
 from delta_belief_rl.algo import SCORERS, build_credit, find_method
-from delta_belief_rl.algo.base import VIEW, Credit, Scorer, check_group_size
+from delta_belief_rl.algo.base import VALUES, VIEW, Credit, Scorer, check_group_size
 from delta_belief_rl.algo.chain import chain_of, elements_of
 from delta_belief_rl.algo.losses.policy import PolicyLossSettings
-from delta_belief_rl.algo.shapers.channels import RewardSettings
-from delta_belief_rl.algo.shapers.kl_reward import KlReward, KlRewardSettings
 from delta_belief_rl.belief.elicit import NEUTRAL_QUESTION
 from delta_belief_rl.belief.shaping import ShapingOptions
 from delta_belief_rl.config.game_settings import question_tag
@@ -27,6 +25,7 @@ from delta_belief_rl.judge.pool import question_key
 from delta_belief_rl.judge.prompts import opening_key
 from delta_belief_rl.rollout.candidates import CandidateSettings
 from delta_belief_rl.trainer.actor import BASE, EMA, POLICY, ActorSettings, AdapterSettings
+from delta_belief_rl.trainer.critic import CriticSettings
 from delta_belief_rl.trainer.optimizer import OptimizerSettings
 from delta_belief_rl.types import UserError
 
@@ -171,6 +170,48 @@ def actor_settings(
         beliefs=belief_models(cfg),
         score_tokens=score_tokens(cfg),
         old_is_new=single_update(cfg),
+        critic=critic_settings(cfg, device, total_steps),
+    )
+
+
+def critic_settings(
+    cfg: RunConfig, device: str = "cpu", total_steps: int = 1
+) -> CriticSettings | None:
+    """The critic of a method that needs values; None for all others, and for evaluations.
+
+    Raises:
+        UserError: A setting is out of its range, or the critic's own adapter has no rank.
+    """
+    needs = {name for part in elements_of(credit_method(cfg)) for name in part.requires}
+    if VALUES not in needs or cfg.trainer.val_only:
+        return None
+    critic, optim = cfg.critic, cfg.critic.optim
+    if critic.form == "own" and not adapter_settings(cfg).rank:
+        raise UserError(
+            "critic.form=own needs LoRA adapters: set actor_rollout_ref.model.lora_rank, or "
+            "critic.form=shared."
+        )
+    warmup = optim.lr_warmup_steps
+    if warmup < 0:
+        warmup = int(optim.lr_warmup_steps_ratio * total_steps)
+    offload = cfg.actor_rollout_ref.actor.fsdp_config.optimizer_offload
+    return CriticSettings(
+        form=critic.form,
+        detach=critic.detach,
+        vf_coef=critic.vf_coef,
+        cliprange_value=critic.cliprange_value,
+        grad_clip=critic.grad_clip,
+        warmup_steps=cfg.trainer.critic_warmup,
+        optimizer=OptimizerSettings(
+            lr=optim.lr,
+            betas=optim.betas,
+            weight_decay=optim.weight_decay,
+            warmup_steps=warmup,
+            schedule=optim.warmup_style,
+            min_ratio=optim.min_lr_ratio or 0.0,
+            total_steps=total_steps,
+            offload=device == "cuda" and offload,
+        ),
     )
 
 
@@ -210,37 +251,6 @@ def score_tokens(cfg: RunConfig) -> int:
     if rollout.log_prob_use_dynamic_bsz:
         return rollout.log_prob_max_token_len_per_gpu
     return rollout.log_prob_micro_batch_size_per_gpu * cfg.data.max_prompt_length
-
-
-def reward_settings(cfg: RunConfig) -> RewardSettings:
-    """Signed prices of the reward channels."""
-    signals = cfg.multi_turn.reward.signals
-    return RewardSettings(
-        rule=cfg.multi_turn.win_rule,
-        win=signals.win,
-        invalid_action=signals.invalid_action,
-        repeated_action=signals.repeated_action,
-        traj_len=signals.traj_len,
-        all_valid=signals.all_valid,
-        wrong_guess=signals.wrong_guess,
-        weight_elicit=cfg.multi_turn.reward.weight_elicit,
-    )
-
-
-def kl_reward(cfg: RunConfig) -> KlReward | None:
-    """The price on divergence from the reference policy, where it is a reward."""
-    algorithm, control = cfg.algorithm, cfg.algorithm.kl_ctrl
-    if not algorithm.use_kl_in_reward:
-        return None
-    return KlReward(
-        KlRewardSettings(
-            kl_penalty=algorithm.kl_penalty,
-            controller=control.type,
-            kl_coef=control.kl_coef,
-            horizon=control.horizon,
-            target_kl=control.target_kl,
-        )
-    )
 
 
 def credit_method(cfg: RunConfig) -> Credit:

@@ -51,6 +51,10 @@ def token_columns(scores: Sequence[GameScore]) -> dict[str, FloatArray]:
     """``TurnTable.tokens`` from the score pass."""
     columns = {"logp": [score.logp for score in scores]}
     columns |= {f"view:{name}": rows for name, rows in views(scores).items()}
+    valued = [score.values for score in scores if score.values is not None]
+    if valued:
+        columns["values"] = valued
+        columns["end_value"] = [np.full(len(score.logp), score.end_value) for score in scores]
     return {name: np.concatenate([np.zeros(0), *rows]) for name, rows in columns.items()}
 
 
@@ -78,11 +82,21 @@ def with_beliefs(
     return out
 
 
-def reward_table(run: Services, groups: Sequence[Group], scores: Sequence[GameScore]) -> TurnTable:
-    """The turn table with its reward channels."""
+def reward_table(
+    run: Services, groups: Sequence[Group], scores: Sequence[GameScore], update: int
+) -> TurnTable:
+    """The turn table with its reward channels.
+
+    Args:
+        run: The run.
+        groups: The games.
+        scores: Of the games; none where no belief is paid.
+        update: Updates that the policy has had; prices may fade with them.
+    """
     table = build_table(groups, run.cfg.multi_turn.win_rule)
     belief = belief_changes(run, table, scores)
-    return replace(table, rewards=run.shaper.shape(table, groups, belief))
+    table = replace(table, rewards=run.shaper.shape(table, groups, belief), update=update)
+    return run.prices.change(table)
 
 
 def belief_changes(
@@ -99,18 +113,21 @@ def belief_changes(
     return shape_rows(table, after, shaping_options(cfg), previous)
 
 
-def charge_kl(
+def finish_rewards(
     run: Services, table: TurnTable, scores: Sequence[GameScore]
 ) -> tuple[TurnTable, dict[str, float]]:
-    """The table with a channel for divergence from the reference, where that has a price.
+    """The table as credit sees it: with a price on divergence, on one scale, and its tokens.
 
-    The controller of the coefficient moves, so this is called once a step, on what is trained.
+    The controller of the price moves, so this is called once a step, on what is trained.
     """
-    if run.kl_reward is None:
-        return table, {}
-    own, reference = [score.logp for score in scores], [score.views[BASE] for score in scores]
-    channel, metrics = run.kl_reward.charge(table, own, reference)
-    return replace(table, rewards={**table.rewards, KL_CHANNEL: channel}), metrics
+    metrics: dict[str, float] = {}
+    rewards = table.rewards
+    if run.kl_reward is not None:
+        own, reference = [score.logp for score in scores], [score.views[BASE] for score in scores]
+        channel, metrics = run.kl_reward.charge(table, own, reference)
+        rewards = {**rewards, KL_CHANNEL: channel}
+    table = replace(table, rewards=rewards, tokens=token_columns(scores))
+    return run.prices.scale(table), metrics
 
 
 def views(scores: Sequence[GameScore]) -> dict[str, list[FloatArray]]:
@@ -124,10 +141,13 @@ def batch_columns(
 ) -> dict[str, list[FloatArray]]:
     """``TrainBatch.views``: what the losses need of each sampled token, by name and game.
 
-    Beside the views of the score pass these are ``targets``, what a critic's values are trained
-    towards (NaN where they are not), and ``distil``, the weight of a turn in distillation losses.
+    Beside the views of the score pass these are ``values`` of a critic, ``targets``, what they are
+    trained towards (NaN where they are not), and ``distil``, the weight of a turn in distillation
+    losses.
     """
     columns: dict[str, FloatArray] = {}
+    if "values" in table.tokens:
+        columns["values"] = table.tokens["values"]
     if advantage.targets is not None:
         columns["targets"] = advantage.targets
     if advantage.distil is not None:

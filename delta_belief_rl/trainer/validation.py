@@ -158,7 +158,7 @@ async def scored(
     """
     scores = await run.policy.score(score_requests(run, groups)) if belief_models(run.cfg) else []
     groups = with_beliefs(run.cfg, groups, scores)
-    table = reward_table(run, groups, scores)
+    table = reward_table(run, groups, scores, update=run.state.step)
     used = run.credit.paid(table)
     return groups, scorer(groups, table, used, belief_changes(run, table, scores))
 

@@ -13,7 +13,12 @@ from tests.runs import games_of, metrics_of, play, words, write_world
 
 pytestmark = pytest.mark.slow
 STEPS = 2
-METHODS = ("grpo_passk", "opo", "mt_grpo", "gigpo", "hgpo")
+METHODS = (
+    *("grpo_passk", "opo", "mt_grpo", "gigpo", "hgpo", "graphgpo", "state_progress"),
+    *("pearl", "starpo_s", "dapo", "decay", "reinforce_plus_plus"),
+)
+SETTINGS = ("starpo_s", "dapo", "decay")
+"""Groups of settings around a method of another name."""
 WITHOUT_HOOK = """
 from delta_belief_rl.envs.base import Action, JudgeReply, JudgeRequest, Outcome
 from delta_belief_rl.envs.plugin import EnvPlugin
@@ -69,17 +74,25 @@ def command(out: Path, world: Path, method: str, *more: str) -> list[str]:
 def test_a_method_trains_through_the_loop_by_its_own_group(
     method: str, tmp_path: Path, world: Path
 ) -> None:
-    wanted = command(tmp_path / "run", world, method)
-    assert load_config(wanted)[0].algorithm.adv_estimator == method
+    # Nobody wins in three turns, so that outcomes do not differ, but beliefs do.
+    more = {
+        "dapo": "algorithm.filter_groups.metric=seq_reward",
+        "decay": "algorithm.process_reward.horizon=4",
+    }
+    own = [word for name, word in more.items() if name == method]
+    wanted = command(tmp_path / "run", world, method, *own)
+    chosen = load_config(wanted)[0].algorithm
+    assert method in (chosen.adv_estimator, *chosen.transforms, *SETTINGS)
     assert play(wanted)[0] == 0
     trained = [r for r in read_records(tmp_path / "run" / "metrics.jsonl") if r["step"] > 0]
     assert [record["step"] for record in trained] == [1, STEPS]
-    assert all(record["critic/num_groups"] == 4 for record in trained)
+    groups = 1 if method == "starpo_s" else 4
+    assert all(record["critic/num_groups"] == groups for record in trained)
     assert all(record["critic/frac_dead_groups"] < 1 for record in trained)
     assert all(record["actor/grad_norm"] > 0 for record in trained)
     for record in trained:
         counted = {name for name in record if "state" in name and name.startswith("critic/")}
-        if method in ("gigpo", "hgpo"):
+        if method in ("gigpo", "hgpo", "graphgpo"):
             # The games of a secret all begin in one state.
             assert record["critic/mean_state_group_size"] > 1
             assert record["critic/frac_lone_states"] < 1

@@ -36,9 +36,11 @@ def sampled(logits: FloatArray, rng: np.random.Generator) -> tuple[TurnTable, In
         valid=np.ones(size, dtype=np.bool_),
         terminal=np.append(np.diff(traj) > 0, True),
         truncated=np.zeros(size, dtype=np.bool_),
-        won=np.zeros(size, dtype=np.bool_),
+        won=np.isin(traj, traj[wins]),
         answered=np.ones(size, dtype=np.bool_),
         state_key=tuple(str(place) for place in places),
+        action_key=tuple(str(action) for action in actions),
+        progress=places.astype(np.float64),
         rewards={
             "outcome": wins.astype(np.float64),
             "belief": 0.1 * (actions == RIGHT[places]),
@@ -86,6 +88,12 @@ def trained(name: str, knobs: Mapping[str, object], seed: int) -> float:
         ("gigpo", {"norm_adv_by_std_in_grpo": False, "episode_weighting": "turn"}, 0.8),
         ("hgpo", {}, 0.8),
         ("hgpo", {"base_group": True, "skip_zero": False}, 0.8),
+        ("graphgpo", {}, 0.8),
+        ("graphgpo", {"form": "progress"}, 0.8),
+        ("state_progress", {}, 0.8),
+        ("state_progress", {"form": "centered"}, 0.8),
+        ("igpo", {}, 0.8),
+        ("tree_grpo", {}, 0.8),
     ],
 )
 def test_a_method_learns_a_chain_that_is_paid_at_its_end(

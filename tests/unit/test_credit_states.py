@@ -10,14 +10,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from delta_belief_rl.algo import CREDITS, build_credit
-from delta_belief_rl.algo.base import HOOK_COLUMNS, Advantage, Credit, check_requires
+from delta_belief_rl.algo import CREDITS, SCORERS, build_credit
+from delta_belief_rl.algo.base import (
+    HOOK_COLUMNS,
+    LOGP,
+    VALUES,
+    VIEW,
+    Advantage,
+    Credit,
+    check_requires,
+)
 from delta_belief_rl.algo.credit.groups import return_to_go
 from delta_belief_rl.algo.credit.states import history_numbers, state_numbers
 from delta_belief_rl.algo.shapers.channels import ChannelShaper
 from delta_belief_rl.types import FloatArray, TurnTable, UserError
 
 EXACT = 1e-9
+TOKENS = (LOGP, VALUES, *(f"{VIEW}{name}" for name in SCORERS))
+"""Everything that a run can know of a token."""
 Games = Sequence[Sequence[tuple[str, float]]]
 
 
@@ -325,21 +335,25 @@ def test_a_table_without_states_is_refused(name: str) -> None:
 @pytest.mark.parametrize("name", list(CREDITS))
 def test_every_method_needs_only_what_a_run_makes(name: str) -> None:
     credit = build_credit(name)
-    check_requires(credit, HOOK_COLUMNS, ChannelShaper.provides, "maze")
-    assert {"valid", "rewards"} <= set(credit.requires)
-    known = {item.name for item in fields(TurnTable)} | set(ChannelShaper.provides)
+    check_requires(credit, HOOK_COLUMNS, ChannelShaper.provides, "maze", TOKENS)
+    assert "valid" in credit.requires
+    known = {item.name for item in fields(TurnTable)} | {*ChannelShaper.provides, *TOKENS}
     assert set(credit.requires) <= known
+    for needed in set(credit.requires) & set(TOKENS):
+        others = [name for name in TOKENS if name != needed]
+        with pytest.raises(UserError, match=f"needs {needed}, which nothing in this run makes"):
+            check_requires(credit, HOOK_COLUMNS, ChannelShaper.provides, "maze", others)
 
 
 @pytest.mark.parametrize("name", list(CREDITS))
 def test_only_methods_that_compare_states_need_the_hook(name: str) -> None:
     credit = build_credit(name)
     if "state_key" not in credit.requires:
-        check_requires(credit, (), ChannelShaper.provides, "maze")
+        check_requires(credit, (), ChannelShaper.provides, "maze", TOKENS)
         return
-    assert name in ("gigpo", "hgpo")
+    assert name in ("gigpo", "hgpo", "graphgpo", "state_progress", "relace")
     with pytest.raises(UserError) as caught:
-        check_requires(credit, ("progress",), ChannelShaper.provides, "maze")
+        check_requires(credit, ("progress",), ChannelShaper.provides, "maze", TOKENS)
     assert str(caught.value) == (
         f"{type(credit).__name__} needs the hook state_key, which the environment maze does not "
         "have: add state_key() to it, or choose another algorithm.adv_estimator."

@@ -31,6 +31,7 @@ from typing import ClassVar
 import numpy as np
 
 from delta_belief_rl.algo.base import Grain, Stateless, require_choice
+from delta_belief_rl.algo.shapers.tree_columns import tree_columns
 from delta_belief_rl.types import (
     FloatArray,
     Group,
@@ -129,6 +130,7 @@ def build_table(groups: Sequence[Group], rule: str = WinRule.COMPATIBLE) -> Turn
             turns.append(turn)
     columns = list(zip(*rows, strict=True)) if rows else [()] * 9
     whole, flags = np.int64, np.bool_
+    tree, node = tree_columns(groups)
     return TurnTable(
         group=np.array(columns[0], dtype=whole),
         traj=np.array(columns[1], dtype=whole),
@@ -142,6 +144,8 @@ def build_table(groups: Sequence[Group], rule: str = WinRule.COMPATIBLE) -> Turn
         state_key=tuple(turn.state_key for turn in turns),
         action_key=tuple(turn.action_key for turn in turns),
         answered=np.array([turn.verdict not in UNANSWERED for turn in turns], dtype=flags),
+        tree=tree,
+        node=node,
     )
 
 

@@ -123,11 +123,11 @@ def play(
     ]
     rows = list(games)
     cache = DynamicCache(config=model.config)
-    keyword = _cache_keyword(model)
+    keyword = cache_keyword(model)
     feed = torch.tensor([language.prompt] * len(rows), device=device)
     while rows:
         logits = model(input_ids=feed, use_cache=True, **{keyword: cache}).logits[:, -1]
-        sampled = _sample(logits.float(), temperature, generator).tolist()
+        sampled = draw_tokens(logits.float(), temperature, generator).tolist()
         fed = [
             _advance(game, token, language, max_turns, read)
             for game, token in zip(rows, sampled, strict=True)
@@ -143,13 +143,14 @@ def play(
     return games
 
 
-def _cache_keyword(model: PreTrainedModel) -> str:
+def cache_keyword(model: PreTrainedModel) -> str:
     """The cache's argument has two names among the supported versions of transformers."""
     known = inspect.signature(type(model).forward).parameters
     return "cache" if "cache" in known else "past_key_values"
 
 
-def _sample(logits: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
+def draw_tokens(logits: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
+    """One token for each row, ``[B, V] -> [B]``; the likeliest at temperature 0."""
     if temperature == 0:
         return logits.argmax(-1)
     return torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator)[:, 0]

@@ -1,7 +1,7 @@
 """Make the embedded agent: ``python -m delta_belief_rl.trainer.warmup.main --out DIR``.
 
 Example: ``python -m delta_belief_rl.trainer.warmup.main --out agent --seed 0 --minutes 5
-    --workers 12``
+    --workers 12``. With ``--env errands`` it is the agent of that environment.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import cast
@@ -26,6 +26,13 @@ from transformers import (
 from delta_belief_rl.envs.worlds.grammar import Grammar
 from delta_belief_rl.envs.worlds.table import World, load_world
 from delta_belief_rl.envs.worlds.tasks import DEFAULT_PROMPT
+from delta_belief_rl.trainer.warmup.errands import (
+    SIZES,
+    ErrandReport,
+    ErrandWarmup,
+    record_of,
+    warm_up_errands,
+)
 from delta_belief_rl.trainer.warmup.evaluate import WarmupReport, elicited_beliefs, play, report
 from delta_belief_rl.trainer.warmup.games import Language
 from delta_belief_rl.trainer.warmup.language import (
@@ -40,7 +47,14 @@ from delta_belief_rl.trainer.warmup.train import WarmupLog, WarmupSettings, pick
 from delta_belief_rl.types import Message, UserError
 
 REPORT_FILE = "warmup.json"
+ENVIRONMENTS = ("twenty_questions", "errands")
+_ONLY_OF = {
+    "errands": ("teacher_games", "wander"),
+    "twenty_questions": ("world", "model", "workers", "micro_games", "informative", "lora_rank"),
+}
+"""Options that only one environment has."""
 _BELIEF_GAMES = 64
+_ERRAND_GAMES, _ERRAND_TURNS = 16, 16
 
 
 def warm_up(
@@ -115,6 +129,24 @@ def save(
     out: Path,
 ) -> None:
     """Write weights, tokenizer, generation settings and ``warmup.json``."""
+    record = {
+        "seed": settings.seed,
+        "settings": asdict(settings),
+        "world": getattr(world, "name", ""),
+        "world_checksum": getattr(world, "checksum", ""),
+        "measured": measured.as_dict(),
+        "log": [asdict(line) for line in logs[:: max(1, len(logs) // 50)]],
+    }
+    write_agent(model, tokenizer, record, out)
+
+
+def write_agent(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    record: Mapping[str, object],
+    out: Path,
+) -> None:
+    """Write a model folder and what is known of its training."""
     out.mkdir(parents=True, exist_ok=True)
     model = model.to("cpu").float()  # type: ignore[arg-type]
     model.generation_config = GenerationConfig(
@@ -127,14 +159,6 @@ def save(
     for weights in out.glob("*.safetensors"):
         weights.chmod(0o644)
     tokenizer.save_pretrained(out)
-    record = {
-        "seed": settings.seed,
-        "settings": asdict(settings),
-        "world": getattr(world, "name", ""),
-        "world_checksum": getattr(world, "checksum", ""),
-        "measured": measured.as_dict(),
-        "log": [asdict(line) for line in logs[:: max(1, len(logs) // 50)]],
-    }
     (out / REPORT_FILE).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
@@ -160,6 +184,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options that ``settings_from`` and ``run`` read."""
     default = WarmupSettings()
     parser.add_argument("--out", required=True, type=Path, help="folder to write the model to")
+    parser.add_argument(
+        "--env", choices=ENVIRONMENTS, default=ENVIRONMENTS[0], help="what the agent will play"
+    )
     parser.add_argument("--world", default="everyday", help="name or path of the world")
     parser.add_argument("--model", help="start from this causal language model")
     parser.add_argument("--seed", type=int, default=default.seed)
@@ -167,13 +194,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--minutes", type=float, help="train for so long (default 5)")
     parser.add_argument("--steps", type=int, help="train for so many steps: reproducible")
     parser.add_argument("--workers", type=int, default=0, help="processes that make the games")
-    parser.add_argument("--batch-games", type=int, default=default.batch_games)
+    parser.add_argument(
+        "--batch-games", type=int, help="games of a step (default 256; errands: 16)"
+    )
     parser.add_argument("--micro-games", type=int, default=default.micro_games)
-    parser.add_argument("--max-turns", type=int, default=default.max_turns)
+    parser.add_argument("--max-turns", type=int, help="(default 20; errands: 16)")
     parser.add_argument("--lr", type=float, default=default.lr)
-    parser.add_argument("--hidden", type=int, default=default.sizes.hidden)
-    parser.add_argument("--layers", type=int, default=default.sizes.layers)
-    parser.add_argument("--mlp", type=int, default=default.sizes.mlp)
+    parser.add_argument("--hidden", type=int, help="(default 128; errands: 64)")
+    parser.add_argument("--layers", type=int, help="(default 4; errands: 3)")
+    parser.add_argument("--mlp", type=int, help="(default 384; errands: 192)")
     parser.add_argument(
         "--informative",
         type=float,
@@ -182,14 +211,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--lora-rank", type=int, default=0)
     parser.add_argument("--eval-games", type=int, default=320)
+    errands = ErrandWarmup(replace(default, batch_games=_ERRAND_GAMES))
+    parser.add_argument(
+        "--teacher-games", type=int, default=errands.games, help="errands: different games"
+    )
+    parser.add_argument(
+        "--wander",
+        type=float,
+        default=errands.teacher.wander,
+        help="errands: share of the teacher's commands that are any that change something",
+    )
 
 
 def settings_from(options: argparse.Namespace) -> WarmupSettings:
-    """Settings of a command line."""
+    """Settings of a command line; of the environment errands those that both share."""
     minutes = options.minutes
     if minutes is None and options.steps is None:
         minutes = 5.0
     default = WarmupSettings()
+    if options.env == "errands":
+        default = replace(default, sizes=SIZES, batch_games=_ERRAND_GAMES, max_turns=_ERRAND_TURNS)
+    names = ("batch_games", "max_turns")
+    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    names = ("hidden", "layers", "mlp")
+    sizes = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     return replace(
         default,
         seed=options.seed,
@@ -197,30 +242,55 @@ def settings_from(options: argparse.Namespace) -> WarmupSettings:
         minutes=minutes,
         steps=options.steps,
         workers=options.workers,
-        batch_games=options.batch_games,
         micro_games=options.micro_games,
-        max_turns=options.max_turns,
         lr=options.lr,
         lora_rank=options.lora_rank,
         teacher=replace(default.teacher, informative=options.informative),
-        sizes=replace(default.sizes, hidden=options.hidden, layers=options.layers, mlp=options.mlp),
+        sizes=replace(default.sizes, **sizes),
+        **given,
     )
 
 
-def run(options: argparse.Namespace) -> WarmupReport:
+def run(options: argparse.Namespace) -> WarmupReport | ErrandReport:
     """Warm up as a command line says.
 
     Raises:
         UserError: Settings, world or model do not fit.
     """
+    _check_options(options)
+    settings = settings_from(options)
+    if options.env == "errands":
+        return _run_errands(options, settings)
     return warm_up(
-        settings_from(options),
+        settings,
         load_world(options.world),
         DEFAULT_PROMPT,
         options.out,
         options.model,
         options.eval_games,
     )
+
+
+def _run_errands(options: argparse.Namespace, common: WarmupSettings) -> ErrandReport:
+    settings = ErrandWarmup(common, options.teacher_games, eval_games=options.eval_games)
+    settings = replace(settings, teacher=replace(settings.teacher, wander=options.wander))
+    model, tokenizer, logs, measured = warm_up_errands(settings)
+    write_agent(model, tokenizer, record_of(settings, logs, measured), options.out)
+    return measured
+
+
+def _check_options(options: argparse.Namespace) -> None:
+    """Refuse an option that the environment does not have."""
+    parser = argparse.ArgumentParser(add_help=False)
+    add_arguments(parser)
+    for env, names in _ONLY_OF.items():
+        for name in names if env != options.env else ():
+            if getattr(options, name) != parser.get_default(name):
+                flag = f"--{name.replace('_', '-')}"
+                raise UserError(
+                    f"{flag} is an option of --env {env} and has no meaning for {options.env}: "
+                    "leave it out."
+                )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

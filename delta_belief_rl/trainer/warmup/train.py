@@ -88,7 +88,7 @@ def pick_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-class _Clock:
+class Clock:
     """Share of the training done: by steps or by time."""
 
     def __init__(self, settings: WarmupSettings) -> None:
@@ -99,17 +99,21 @@ class _Clock:
         self._start = time.perf_counter()
 
     def restart(self) -> None:
+        """Begin to count now."""
         self._start = time.perf_counter()
 
     def elapsed(self) -> float:
+        """Seconds since the beginning."""
         return time.perf_counter() - self._start
 
     def share(self, step: int) -> float:
+        """Share of the training that is done after so many steps."""
         if self._steps is not None:
             return step / self._steps
         return self.elapsed() / self._seconds
 
     def ahead(self, step: int, count: int) -> tuple[float, ...]:
+        """Shares expected at the batches to come."""
         if self._steps is not None:
             return tuple(min((step + i) / self._steps, 1.0) for i in range(max(count, 1)))
         return (self.share(step),) * max(count, 1)
@@ -135,11 +139,11 @@ def train(
     device = next(model.parameters()).device
     torch.manual_seed(settings.seed)
     head = _posterior_head(model, len(language.values), settings, device)
-    optimizer = _optimizer([model, *([head] if head is not None else [])], settings)
+    optimizer = optimizer_of([model, *([head] if head is not None else [])], settings)
     tree = ActionTensors.place(language.actions, device)
     logs: list[WarmupLog] = []
     meter = _Meter()
-    clock = _Clock(settings)
+    clock = Clock(settings)
     recipe = BatchRecipe(
         language, settings.seed, settings.batch_games, settings.max_turns, settings.teacher
     )
@@ -237,7 +241,8 @@ def _trained(model: nn.Module) -> list[nn.Parameter]:
     return [p for p in model.parameters() if p.requires_grad]
 
 
-def _optimizer(modules: list[nn.Module], settings: WarmupSettings) -> torch.optim.AdamW:
+def optimizer_of(modules: list[nn.Module], settings: WarmupSettings) -> torch.optim.AdamW:
+    """AdamW over the trained parameters of some modules; weight decay for matrices only."""
     parameters = [p for module in modules for p in _trained(module)]
     groups = [
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": settings.weight_decay},

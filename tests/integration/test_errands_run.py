@@ -1,0 +1,109 @@
+"""Errands train and validate through the loop, on a CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from delta_belief_rl.config.compose import load_config
+from delta_belief_rl.envs.errands.world import house_from_json
+from delta_belief_rl.obs.jsonl import read_records
+from delta_belief_rl.rollout.store import read_trajectories
+from delta_belief_rl.trainer.environments import env_factory
+from delta_belief_rl.trainer.tasks import load_tasks
+from delta_belief_rl.trainer.warmup.errand_games import errand_tokenizer
+from delta_belief_rl.types import StopReason, Verdict
+from tests.runs import play
+
+STEPS = 2
+AGENT = Path(__file__).resolve().parents[2] / "delta_belief_rl" / "assets" / "errands_agent"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random policy of a few thousand weights that knows the words of the errands."""
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer = errand_tokenizer()
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        intermediate_size=64,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+    )
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def command(out: Path, model: Path, *more: str) -> list[str]:
+    """A run of two steps, each with four games of four tasks."""
+    adapter = "{name: actor_lora, r: 4, alpha: 4, target_modules: all-linear}"
+    return [
+        "experiment=errands_quickstart",
+        f"actor_rollout_ref.model.path={model}",
+        f"trainer.output_dir={out}",
+        f"trainer.total_training_steps={STEPS}",
+        "trainer.save_freq=1",
+        "trainer.rollout_freq=1",
+        "trainer.test_freq=2",
+        "trainer.final_test=false",
+        "multi_turn.max_turns={train: 4, val: 4}",
+        "multi_turn.train.n=4",
+        "multi_turn.val.n=2",
+        "multi_turn.env_kwargs.tasks={train: 8, val: 3, test: 0}",
+        "data.train_batch_size=4",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+        "actor_rollout_ref.num_threads=1",
+        "actor_rollout_ref.model.lora_rank=4",
+        f"actor_rollout_ref.model.adapters=[{adapter}]",
+        *more,
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["gigpo", "delta_belief"])
+def test_errands_train_and_validate_through_the_loop(
+    algorithm: str, tmp_path: Path, model: Path
+) -> None:
+    out = tmp_path / "run"
+    status, _ = play(command(out, model, f"algorithm={algorithm}"))
+    assert status == 0
+    records = read_records(out / "metrics.jsonl")
+    trained = [record for record in records if record["step"] > 0]
+    assert [record["step"] for record in trained] == [1, STEPS]
+    assert all(record["actor/grad_norm"] > 0 for record in trained)
+    games = read_trajectories(out / "rollout" / f"{STEPS}.jsonl").trajectories
+    assert len(games) == 16
+    assert {game.task.source for game in games} == {"errands"}
+    assert {game.stop for game in games} <= {StopReason.WIN, StopReason.TURN_LIMIT}
+    turns = [turn for game in games for turn in game.turns]
+    assert {turn.verdict for turn in turns} >= {Verdict.INVALID}
+    assert all(turn.state_key and turn.action_key for turn in turns)
+    # The house comes back from the file as it was.
+    assert all(house_from_json(game.task.scenario or "") for game in games)
+    if algorithm == "gigpo":
+        # What is not understood changes nothing: states are met again.
+        assert all(record["critic/mean_state_group_size"] > 1.0 for record in trained)
+    else:
+        assert all(len(game.beliefs or ()) == game.num_turns + 1 for game in games)
+    validated = read_trajectories(out / "validation" / f"{STEPS}.jsonl").trajectories
+    assert len(validated) == 3 * 2
+
+
+def test_the_configured_environment_plays_its_tasks(tmp_path: Path, model: Path) -> None:
+    cfg, _ = load_config(command(tmp_path, model))
+    sets = load_tasks(cfg)
+    assert (len(sets.train), len(sets.val), len(sets.test)) == (8, 3, 0)
+    game = env_factory(cfg, 3)(sets.val[0])
+    action = game.parse("I look around.")
+    assert not action.needs_judge
+    assert game.apply(action, None).reply.startswith("You are in the ")
