@@ -27,7 +27,7 @@ import numpy as np
 from gpu_games import random_games
 from measuring import hardware
 
-from delta_belief_rl.algo import CREDITS, SCORERS, build_credit
+from delta_belief_rl.algo import CREDITS, SCORERS, TRANSFORMS, build_credit
 from delta_belief_rl.algo.base import Advantage, Credit
 from delta_belief_rl.algo.shapers.channels import ChannelShaper, RewardSettings, build_table
 from delta_belief_rl.belief.shaping import ShapingOptions, belief_grid, shape_rows
@@ -91,13 +91,12 @@ def scores_of(groups: Sequence[Group], seed: int) -> list[GameScore]:
 
 def timed(work: Callable[[], T], repeats: int) -> tuple[T, float]:
     """The result, and the smallest processor time of some repeats."""
-    best = np.inf
-    result: T
+    best, result = np.inf, work()
     for _ in range(repeats):
         began = time.thread_time()
         result = work()
         best = min(best, time.thread_time() - began)
-    return result, float(best)  # pyright: ignore[reportPossiblyUnboundVariable]
+    return result, float(best)
 
 
 def rewarded(groups: Sequence[Group], scores: Sequence[GameScore]) -> TurnTable:
@@ -127,9 +126,11 @@ def packed(
     return plan_update(batch, ranks=1, max_tokens=32_768, games_per_step=per_step).num_micro_batches
 
 
-def methods() -> dict[str, Credit]:
-    """Every estimator with its defaults."""
-    return {name: build_credit(name) for name in CREDITS}
+def methods() -> dict[str, tuple[Credit, bool]]:
+    """Every estimator with its defaults, and every transform, which are marked."""
+    made = {name: (build_credit(name), False) for name in CREDITS}
+    changed = {name: (build_credit(name, transform=True), True) for name in TRANSFORMS}
+    return made | {f"{name} behind grpo": found for name, found in changed.items()}
 
 
 def measure(groups: Sequence[Group], repeats: int) -> dict[str, Any]:
@@ -140,11 +141,13 @@ def measure(groups: Sequence[Group], repeats: int) -> dict[str, Any]:
     values = rng.normal(size=int(table.n_tokens.sum()))
     table = replace(table, tokens={**table.tokens, "values": values})
     seconds: dict[str, float] = {}
-    shown: Advantage | None = None
-    for name, credit in methods().items():
-        advantage, seconds[name] = timed(lambda credit=credit: credit.apply(table), repeats)
-        shown = advantage if shown is None or advantage.tokens is not None else shown
-    assert shown is not None
+    first = shown = build_credit("grpo").apply(table)
+    for name, (credit, behind) in methods().items():
+        before = first if behind else None
+        advantage, seconds[name] = timed(
+            lambda credit=credit, before=before: credit.apply(table, before), repeats
+        )
+        shown = advantage if advantage.tokens is not None else shown
     _, pack_seconds = timed(lambda: packed(groups, table, shown, scores), repeats)
     return {
         "games": table.num_games,
@@ -179,7 +182,7 @@ def show(found: Mapping[str, Any], step: float) -> str:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--secrets", type=int, default=240)
     parser.add_argument("--games", type=int, default=16)
     parser.add_argument("--turns", type=int, default=20)

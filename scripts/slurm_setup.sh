@@ -177,6 +177,9 @@ job_sweep() (
     for folder in "$place"/r.??????; do
       if job_is_abandoned "$folder" "$(job_here)"; then
         gone+=("$folder")
+      elif [[ ! -L $folder && -O $folder ]]; then
+        # A shell that was killed before it could say whose the folder is has left it empty.
+        find "$folder" -maxdepth 0 -type d -empty -mmin +60 -exec rmdir -- {} \;
       fi
     done
   done

@@ -183,6 +183,18 @@ def test_H4_the_folder_of_a_killed_launcher_goes_at_the_next_start_and_no_other(
         shutil.rmtree(elsewhere)
 
 
+def test_H4_a_folder_that_nobody_could_claim_goes_when_it_is_old_and_empty(place: Place) -> None:
+    new, old, full = (place.folder / f"r.{name}" for name in ("newone", "oldone", "fullon"))
+    for folder in (new, old, full):
+        folder.mkdir()
+    (full / "session").mkdir()
+    before = time.time() - 3700
+    for folder in (old, full):
+        os.utime(folder, (before, before))
+    place.sweep()
+    assert place.left() == {new, full}
+
+
 def test_H4_a_launcher_that_nobody_has_waited_for_is_gone_too(place: Place) -> None:
     process, folder = place.launcher()
     process.kill()
@@ -353,7 +365,7 @@ def test_H4_a_folder_that_is_left_half_removed_still_says_whose_it_was(
 
 
 @pytest.mark.slow
-def test_H4_R14_a_job_that_was_killed_whole_goes_on_and_its_folder_goes(place: Place) -> None:
+def test_H4_a_job_that_was_killed_whole_goes_on_and_its_folder_goes(place: Place) -> None:
     """Shell, driver, reaper and Ray at once, as a batch system kills what has used too much."""
     out = place.folder / "run"
     world = write_world(place.folder / "tiny.yaml")
