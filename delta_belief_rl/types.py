@@ -155,6 +155,10 @@ class Turn:
     state_key: str = ""
     """What is known before the action, for methods that compare actions in equal states."""
     action_key: str = ""
+    reads: tuple[str, ...] = ()
+    """Variables of the environment's state that the action depended on."""
+    writes: tuple[str, ...] = ()
+    """Variables that it changed."""
     progress: float = 0.0
     """How much of the task is solved before the action, in the environment's own unit."""
     judge_seconds: float = 0.0
@@ -307,6 +311,7 @@ class TurnTable:
         terminal: True on the last turn of its game.
         truncated: True on the last turn of a game that did not end by itself (context, failures).
         won: Per game outcome, repeated on every row of the game.
+        footprint: What each turn read and what it wrote of the environment's state.
         answered: True where the action was replied to as one that can be, neither invalid nor a
             repetition nor a failure of the judge.
         tree: Number of the tree of turns that the game belongs to, unique over the batch; empty
@@ -331,6 +336,7 @@ class TurnTable:
     won: BoolArray
     state_key: tuple[str, ...] = ()
     action_key: tuple[str, ...] = ()
+    footprint: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = ()
     progress: FloatArray = field(default_factory=lambda: np.zeros(0))
     answered: BoolArray = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
     tree: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))

@@ -17,6 +17,7 @@ from delta_belief_rl.algo.credit.at2po import At2poSettings
 from delta_belief_rl.algo.credit.bilevel_gae import BilevelGae, BilevelGaeSettings
 from delta_belief_rl.algo.credit.gae import Gae, GaeSettings
 from delta_belief_rl.algo.credit.gigpo import GiGpo, GiGpoSettings
+from delta_belief_rl.algo.credit.graph_opd import GraphOpd, GraphOpdSettings
 from delta_belief_rl.algo.credit.graphgpo import GraphGpo, GraphGpoSettings
 from delta_belief_rl.algo.credit.grpo import Grpo, GrpoSettings
 from delta_belief_rl.algo.credit.grpo_passk import GrpoPassk, GrpoPasskSettings
@@ -95,6 +96,7 @@ CREDITS: dict[str, tuple[Callable[..., Credit], type[Any]]] = {
     "state_progress": (StateProgress, StateProgressSettings),
     "tree_grpo": (TreeGrpo, TreeGrpoSettings),
     "at2po": (At2po, At2poSettings),
+    "graph_opd": (GraphOpd, GraphOpdSettings),
     "igpo": (Igpo, IgpoSettings),
     "hcapo": (Hcapo, HcapoSettings),
     "relace": (Relace, RelaceSettings),
@@ -119,6 +121,7 @@ TRANSFORMS: dict[str, tuple[Callable[..., Credit], type[Any]]] = {
     "opid": (Opid, OpidSettings),
     "orsd": (Orsd, OrsdSettings),
     "pearl": (Pearl, PearlSettings),
+    "graph_opd": (GraphOpd, GraphOpdSettings),
     "shared_once": (SharedOnce, SharedOnceSettings),
 }
 """The same of methods that change the advantages of another one."""

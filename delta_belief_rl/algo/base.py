@@ -19,7 +19,7 @@ import numpy as np
 
 from delta_belief_rl.types import FloatArray, Group, IntArray, TurnTable, UserError
 
-HOOK_COLUMNS = ("state_key", "progress", "action_key")
+HOOK_COLUMNS = ("state_key", "progress", "action_key", "footprint")
 """Columns of the turn table that an environment's optional hook of the same name fills."""
 VIEW = "view:"
 """What the name of a view begins with in ``requires``; see ``TurnTable.tokens``."""

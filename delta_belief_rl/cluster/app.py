@@ -264,7 +264,7 @@ def _check_credit(cfg: RunConfig, tasks: TaskSets, make_env: EnvFactory) -> None
     tokens = [
         LOGP,
         *((VALUES,) if critic_settings(cfg) else ()),
-        *(f"{VIEW}{scorer.view}" for scorer in credit_scorers(credit)),
+        *(f"{VIEW}{scorer.view}" for scorer in credit_scorers(cfg, credit)),
     ]
     for part in parts:
         check_requires(part, hooks, ChannelShaper.provides, cfg.multi_turn.env, tokens)
@@ -418,7 +418,7 @@ def _services(
         judge=pools.judge,
         shaper=ChannelShaper(reward_settings(cfg)),
         credit=credit,
-        scorers=credit_scorers(credit),
+        scorers=credit_scorers(cfg, credit),
         hinted=hinter(chat),
         elicit=elicit,
         log=MetricsLog(run_dir / "metrics.jsonl", start.run_id, saved_step),

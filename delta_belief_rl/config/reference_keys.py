@@ -40,7 +40,8 @@ _JUDGE = "the judge always samples with judge_rollout.rollout.val_kwargs"
 _ENGINE = "the engine decides"
 
 FAMILIES: dict[str, Inert] = {
-    "critic": Inert("the critic is scored and trained with the policy's batches and model"),
+    "critic.model": Inert("the critic reads the policy's model (critic.form)"),
+    "critic.checkpoint": Inert("the critic is in the policy's checkpoints"),
     "reward_model": Inert("rewards come from the judge and the belief, not from a reward model"),
     "custom_reward_function": Inert("set multi_turn.reward, or play an environment of a plug-in"),
     "multi_turn.belief": Inert(
@@ -161,6 +162,27 @@ _JUDGE_KEYS: dict[str, Inert] = {
 _ALGORITHM: dict[str, Inert] = {
     "alpha": Inert(_UNUSED, (0.1,)),
 }
+_CRITIC_BATCHES = "the critic is scored and trained with the policy's batches"
+_CRITIC: dict[str, Inert] = {
+    **{
+        name: Inert(_CRITIC_BATCHES, follows=f"actor_rollout_ref.actor.{name}")
+        for name in (
+            *("ppo_mini_batch_size", "ppo_micro_batch_size_per_gpu", "use_dynamic_bsz"),
+            *("ppo_max_token_len_per_gpu", "ppo_epochs"),
+        )
+    },
+    **{
+        name: Inert(_CRITIC_BATCHES, (None,))
+        for name in (
+            *("rollout_n", "ppo_micro_batch_size", "forward_micro_batch_size"),
+            *("forward_micro_batch_size_per_gpu", "forward_max_token_len_per_gpu"),
+        )
+    },
+    "shuffle": Inert(_CRITIC_BATCHES, (False,)),
+    "strategy": Inert("the critic is sharded with the policy", ("fsdp", "fsdp2")),
+    "ulysses_sequence_parallel_size": Inert("sequences are not split over GPUs", (1,)),
+    "optim.total_training_steps": Inert("set trainer.total_training_steps", (-1, None)),
+}
 _TRAINER: dict[str, Inert] = {
     "balance_batch": Inert(_PACKED),
     "default_hdfs_dir": Inert("checkpoints are local; export them", (None,), strict=True),
@@ -183,6 +205,7 @@ INERT: dict[str, Inert] = {
     **{f"actor_rollout_ref.{name}": entry for name, entry in _ACTOR.items()},
     **{f"judge_rollout.{name}": entry for name, entry in _JUDGE_KEYS.items()},
     **{f"algorithm.{name}": entry for name, entry in _ALGORITHM.items()},
+    **{f"critic.{name}": entry for name, entry in _CRITIC.items()},
     **{f"trainer.{name}": entry for name, entry in _TRAINER.items()},
     **_OTHERS,
 }

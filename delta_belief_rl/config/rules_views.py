@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from delta_belief_rl.config.schema import RunConfig
 
-READING = ("hcapo", "relace", "rlsd", "sdar", "opid", "orsd", "opsd", "sdpo")
+DISTILLING = ("opsd", "sdpo", "sdar", "graph_opd")
+READING = ("hcapo", "relace", "rlsd", "opid", "orsd", *DISTILLING)
 """Methods with a teacher."""
-DISTILLING = ("sdar", "opsd", "sdpo")
 
 
 def views(config: RunConfig) -> Iterator[str]:

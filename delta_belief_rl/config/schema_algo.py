@@ -10,6 +10,7 @@ from delta_belief_rl.config.fields import opt
 from delta_belief_rl.config.schema_credit import (
     GiGpo,
     GraphGpo,
+    GraphOpd,
     Hgpo,
     MtGrpo,
     Pearl,
@@ -46,9 +47,18 @@ CRITIC_ESTIMATORS = ("gae", "turn_ppo", "bilevel_gae", "mpo")
 ESTIMATORS = (
     *CRITIC_ESTIMATORS,
     *(*GROUP_ESTIMATORS, "reinforce", "reinforce_plus_plus", "multi_turn_reinforce"),
-    *("opsd", "sdpo"),
+    *("opsd", "sdpo", "graph_opd"),
 )
-CREDIT_TRANSFORMS: tuple[str, ...] = ("mpo", "rlsd", "sdar", "opid", "orsd", "pearl", "shared_once")
+CREDIT_TRANSFORMS: tuple[str, ...] = (
+    "mpo",
+    "rlsd",
+    "sdar",
+    "opid",
+    "orsd",
+    "pearl",
+    "shared_once",
+    "graph_opd",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +135,7 @@ class Algorithm:
     graphgpo: GraphGpo = field(default_factory=GraphGpo)
     state_progress: StateProgress = field(default_factory=StateProgress)
     pearl: Pearl = field(default_factory=Pearl)
+    graph_opd: GraphOpd = field(default_factory=GraphOpd)
     tree: Tree = field(default_factory=Tree)
     tree_grpo: TreeGrpo = field(default_factory=TreeGrpo)
     at2po: At2po = field(default_factory=At2po)

@@ -97,3 +97,21 @@ class Pearl:
     loss_cap: float = opt(4.0, "Losses from which on it grows no further.", new=True)
     decay: float = opt(0.9, "What an update leaves of all counts.", new=True)
     capacity: int = opt(10000, "Decisions that are remembered.", new=True)
+
+
+@dataclass(frozen=True, slots=True)
+class GraphOpd:
+    """Settings of graph_opd alone."""
+
+    coefficient: float = opt(0.1, "Factor of the distillation loss.", new=True)
+    damping: float = opt(0.85, "Chance that the walk over turns goes on.", new=True)
+    direction: Literal["to_enablers", "to_effects", "both"] = opt(
+        "to_enablers", "Where the walk goes from a turn.", new=True
+    )
+    fusion: Literal["product", "sum"] = opt(
+        "product", "How a turn's place in the walk and its divergence make one number.", new=True
+    )
+    alpha: float = opt(0.5, "Part of the walk in a sum.", new=True)
+    teacher: Literal["policy", "base", "ema"] = opt(
+        "base", "Who reads the answer: the policy, the model without adapter, or ema.", new=True
+    )

@@ -14,7 +14,7 @@ environment comes to that state.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -301,6 +301,7 @@ async def _play(
 def _turn(env: Env, move: Move, index: int, start: int, state_key: str, progress: float) -> Turn:
     """The record of a move whose tokens begin at ``start``."""
     completion, outcome, question = move.completion, move.outcome, move.action.question
+    reads, writes = _footprint(env)
     return Turn(
         index=index,
         start=start,
@@ -317,6 +318,8 @@ def _turn(env: Env, move: Move, index: int, start: int, state_key: str, progress
         truncated=completion.finish is FinishReason.LENGTH,
         state_key=state_key,
         action_key=outcome.action_key or _action_key(env, move.action),
+        reads=reads,
+        writes=writes,
         progress=progress,
         judge_seconds=move.judge_seconds,
         engine_seconds=move.engine_seconds,
@@ -423,6 +426,16 @@ def _with_uncertainty(
     if before is None or after is None:
         return turn
     return replace(turn, uncertainty=(before[0], after[0]), truth_logp=(before[1], after[1]))
+
+
+def _footprint(env: Env) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What the last action read and wrote of the environment's state, by name."""
+    hook: Callable[[], tuple[Collection[str], Collection[str]]] | None
+    hook = getattr(env, "footprint", None)
+    if hook is None:
+        return (), ()
+    reads, writes = hook()
+    return tuple(sorted(reads)), tuple(sorted(writes))
 
 
 def _action_key(env: Env, action: Action) -> str:

@@ -278,6 +278,9 @@ def _turn_row(turn: Turn) -> dict[str, Any]:
     for name in ("uncertainty", "truth_logp"):
         if row[name] is None:
             del row[name]
+    for name in ("reads", "writes"):
+        if not row[name]:
+            del row[name]
     return row
 
 
@@ -285,7 +288,8 @@ def _turn(row: Mapping[str, Any]) -> Turn:
     fields = dict(row)
     fields["logprobs"] = tuple(float(p) for p in fields["logprobs"])
     fields["verdict"] = Verdict(fields["verdict"])
-    fields["diagnostics"] = tuple(fields.get("diagnostics", ()))
+    for name in ("diagnostics", "reads", "writes"):
+        fields[name] = tuple(fields.get(name, ()))
     fields["candidates"] = tuple(_candidate(entry) for entry in fields.get("candidates", ()))
     for name in ("uncertainty", "truth_logp"):
         if fields.get(name) is not None:

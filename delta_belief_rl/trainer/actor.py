@@ -303,7 +303,8 @@ class PolicyActor:
             self.settings.temperature,
             with_entropy=True,
         )
-        scored = Scored.of(batch, index, hidden, scores, denominators)
+        head = self.model.get_output_embeddings()
+        scored = Scored.of(batch, index, hidden, head, scores, denominators)
         total = torch.zeros((), device=self.device)
         metrics: Metrics = {}
         for term in self._terms:
@@ -361,10 +362,11 @@ class PolicyActor:
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Continue from ``state()``, on any number of ranks.
 
-        A state without an optimizer, which a policy that is only evaluated has, leaves it as it is.
+        A state without an optimizer, which a policy that is only evaluated has, leaves it as it is,
+        and the critic with it.
 
         Raises:
-            UserError: The state was saved with other adapters.
+            UserError: The state was saved with other adapters, or without this critic.
         """
         load_adapter_state(self.model, POLICY, state["adapter"])
         if self.settings.adapter.ema:
@@ -374,6 +376,10 @@ class PolicyActor:
                     "saved with, or start a new run."
                 )
             load_adapter_state(self.model, EMA, state["ema"])
+        self.version = int(state["version"])
+        optimizer = state.get("optimizer")
+        if optimizer is None:
+            return
         if self.critic is not None:
             if "critic" not in state:
                 raise UserError(
@@ -381,10 +387,6 @@ class PolicyActor:
                     "was saved with, or start a new run."
                 )
             self.critic.load_state(state["critic"])
-        self.version = int(state["version"])
-        optimizer = state.get("optimizer")
-        if optimizer is None:
-            return
         if self.world_size > 1:
             from delta_belief_rl.trainer.sharding import scatter_optimizer_state
 

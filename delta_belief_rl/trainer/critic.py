@@ -85,6 +85,9 @@ class CriticSettings:
         require_range("critic.optim.weight_decay", self.optimizer.weight_decay, 0.0)
         require_range("critic.optim.min_lr_ratio", self.optimizer.min_ratio, 0.0, 1.0)
         require_range("trainer.critic_warmup", self.warmup_steps, 0)
+        for beta in self.optimizer.betas:
+            if not 0 <= beta < 1:
+                raise UserError(f"critic.optim.betas must lie in [0, 1), not {beta}.")
 
     @property
     def own(self) -> bool:

@@ -34,6 +34,7 @@ class Scored:
         index: ``[n]``, positions of the tokens in the batch and in the packed row.
         hidden: ``[T, hidden]``, of the packed row; the token at ``index`` is predicted by
             ``index - 1``.
+        head: The model's output layer, for terms that ask for other tokens than the sampled ones.
         scores: Log-probs and entropies, with gradient.
         weight: Of each token.
         rows: Its game.
@@ -44,6 +45,7 @@ class Scored:
     batch: TrainBatch
     index: IntArray
     hidden: torch.Tensor
+    head: torch.nn.Module
     scores: TokenScores
     weight: torch.Tensor
     rows: torch.Tensor
@@ -56,6 +58,7 @@ class Scored:
         batch: TrainBatch,
         index: IntArray,
         hidden: torch.Tensor,
+        head: torch.nn.Module,
         scores: TokenScores,
         denominators: Mapping[str, float],
     ) -> Scored:
@@ -67,6 +70,7 @@ class Scored:
             batch=batch,
             index=index,
             hidden=hidden,
+            head=head,
             scores=scores,
             weight=torch.as_tensor(batch.weight[index], dtype=torch.float32, device=where),
             rows=torch.as_tensor(row_of, device=where),

@@ -10,8 +10,9 @@ from dataclasses import fields
 from typing import Any
 
 from delta_belief_rl.algo import SCORERS, build_credit, find_method
-from delta_belief_rl.algo.base import VALUES, VIEW, Credit, Scorer, check_group_size
+from delta_belief_rl.algo.base import VALUES, VIEW, Credit, Scorer, check_group_size, require_range
 from delta_belief_rl.algo.chain import chain_of, elements_of
+from delta_belief_rl.algo.credit.views import AsksViews
 from delta_belief_rl.algo.losses.policy import PolicyLossSettings
 from delta_belief_rl.belief.elicit import NEUTRAL_QUESTION
 from delta_belief_rl.belief.shaping import ShapingOptions
@@ -31,6 +32,8 @@ from delta_belief_rl.types import UserError
 
 BELIEF_MODELS = {"actor": POLICY, "ref": EMA, "ema": EMA, "base": BASE}
 """The configuration's names of belief models; ``ref`` is the slow adapter's published name."""
+READERS = {"policy": POLICY, "base": BASE, "ema": EMA}
+"""Who reads a view, by the name that its scorer has for it."""
 
 
 def adapter_settings(cfg: RunConfig) -> AdapterSettings:
@@ -44,7 +47,7 @@ def adapter_settings(cfg: RunConfig) -> AdapterSettings:
         alpha=float((first.alpha if first else 0) or model.lora_alpha or rank),
         target_modules=first.target_modules if first else model.target_modules,
         exclude_modules=(exclude,) if isinstance(exclude, str) else tuple(exclude),
-        ema=EMA in belief_models(cfg),
+        ema=EMA in belief_models(cfg) or any(ask.model == "ema" for ask in credit_scorers(cfg)),
         ema_beta=model.ema_beta,
         ema_warmup_steps=model.ema_warmup_steps,
     )
@@ -166,7 +169,7 @@ def actor_settings(
         kl_coef=actor.kl_loss_coef if actor.use_kl_loss else 0.0,
         kl_type=actor.kl_loss_type,
         views=(BASE,) if actor.use_kl_loss or cfg.algorithm.use_kl_in_reward else (),
-        contexts=tuple((ask.view, ask.model) for ask in credit_scorers(credit_method(cfg))),
+        contexts=tuple((ask.view, READERS[ask.model]) for ask in credit_scorers(cfg)),
         beliefs=belief_models(cfg),
         score_tokens=score_tokens(cfg),
         old_is_new=single_update(cfg),
@@ -190,6 +193,11 @@ def critic_settings(
         raise UserError(
             "critic.form=own needs LoRA adapters: set actor_rollout_ref.model.lora_rank, or "
             "critic.form=shared."
+        )
+    require_range("critic.optim.lr_warmup_steps_ratio", optim.lr_warmup_steps_ratio, 0.0, 1.0)
+    if optim.min_lr_ratio is not None and optim.warmup_style == "constant":
+        raise UserError(
+            "critic.optim.min_lr_ratio needs critic.optim.warmup_style=cosine; remove one of them."
         )
     warmup = optim.lr_warmup_steps
     if warmup < 0:
@@ -281,21 +289,31 @@ def _credit_part(algorithm: Algorithm, name: str, transform: bool) -> Credit:
     return build_credit(name, knobs, transform=transform)
 
 
-def credit_scorers(credit: Credit) -> tuple[Scorer, ...]:
-    """What asks for the views that a method needs.
+def credit_scorers(cfg: RunConfig, credit: Credit | None = None) -> tuple[Scorer, ...]:
+    """What asks for the views that a method needs, each view once.
+
+    Args:
+        cfg: The configuration.
+        credit: The method, where it is made already.
 
     Raises:
         UserError: Nothing makes one of them.
     """
-    needs = [name for part in elements_of(credit) for name in part.requires]
-    views = dict.fromkeys(name.removeprefix(VIEW) for name in needs if name.startswith(VIEW))
-    for view in views:
-        if view not in SCORERS:
-            raise UserError(
-                f"The credit method needs the view {view!r}, which nothing in this run makes: "
-                "choose another algorithm.adv_estimator."
-            )
-    return tuple(SCORERS[view]() for view in views)
+    found: dict[str, Scorer] = {}
+    for part in elements_of(credit or credit_method(cfg)):
+        own = part.scorers(cfg.multi_turn.win_rule) if isinstance(part, AsksViews) else ()
+        found |= {scorer.view: scorer for scorer in own}
+        for name in part.requires:
+            view = name.removeprefix(VIEW)
+            if not name.startswith(VIEW) or view in found:
+                continue
+            if view not in SCORERS:
+                raise UserError(
+                    f"The credit method needs the view {view!r}, which nothing in this run makes: "
+                    "choose another algorithm.adv_estimator."
+                )
+            found[view] = SCORERS[view]()
+    return tuple(found.values())
 
 
 def env_settings(

@@ -97,6 +97,8 @@ def test_a_critics_settings_are_checked_before_anything_is_played(
     for setting, said in (
         ("critic.cliprange_value=0", "critic.cliprange_value is 0"),
         ("critic.optim.lr=0", "critic.optim.lr is 0"),
+        ("critic.optim.lr_warmup_steps_ratio=2", "critic.optim.lr_warmup_steps_ratio is 2"),
+        ("critic.optim.min_lr_ratio=0.1", "critic.optim.min_lr_ratio needs"),
         ("trainer.critic_warmup=-1", "trainer.critic_warmup is -1"),
         ("algorithm.mpo.kappa=-1", "algorithm.mpo.kappa is -1"),
     ):

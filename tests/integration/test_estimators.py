@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 STEPS = 2
 METHODS = (
     *("grpo_passk", "opo", "mt_grpo", "gigpo", "hgpo", "graphgpo", "state_progress"),
-    *("pearl", "starpo_s", "dapo", "decay", "reinforce_plus_plus"),
+    *("pearl", "starpo_s", "dapo", "decay", "reinforce_plus_plus", "graph_opd"),
 )
 SETTINGS = ("starpo_s", "dapo", "decay")
 """Groups of settings around a method of another name."""

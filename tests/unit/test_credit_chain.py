@@ -28,6 +28,7 @@ from delta_belief_rl.algo.chain import CreditChain, chain_of, elements_of
 from delta_belief_rl.algo.credit.groups import total_reward, used_channels
 from delta_belief_rl.algo.shapers.channels import ChannelShaper, build_table
 from delta_belief_rl.belief.branched import ScoreRequest
+from delta_belief_rl.config.compose import load_config
 from delta_belief_rl.models.loading import load_tokenizer
 from delta_belief_rl.text.chat import ChatFormat
 from delta_belief_rl.trainer import steps
@@ -50,6 +51,7 @@ from delta_belief_rl.types import (
 
 AGENT = Path(fakes.__file__).parents[2] / "delta_belief_rl" / "assets" / "agent"
 GROUPS = fakes.make_groups()
+CFG = load_config(["experiment=quickstart"])[0]
 
 
 @dataclass
@@ -331,5 +333,5 @@ def test_a_view_that_nothing_makes_is_refused_by_name() -> None:
         requires: ClassVar[tuple[str, ...]] = ("view:nowhere",)
 
     with pytest.raises(UserError, match="needs the view 'nowhere'"):
-        credit_scorers(Needing())
-    assert credit_scorers(Halving()) == ()
+        credit_scorers(CFG, Needing())
+    assert credit_scorers(CFG, Halving()) == ()

@@ -349,7 +349,9 @@ def test_every_method_needs_only_what_a_run_makes(name: str) -> None:
 def test_only_methods_that_compare_states_need_the_hook(name: str) -> None:
     credit = build_credit(name)
     if "state_key" not in credit.requires:
-        check_requires(credit, (), ChannelShaper.provides, "maze", TOKENS)
+        hooks = set(HOOK_COLUMNS) & set(credit.requires)
+        check_requires(credit, hooks, ChannelShaper.provides, "maze", TOKENS)
+        assert hooks == ({"footprint"} if name == "graph_opd" else set())
         return
     assert name in ("gigpo", "hgpo", "graphgpo", "state_progress", "relace")
     with pytest.raises(UserError) as caught:

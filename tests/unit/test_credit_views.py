@@ -638,6 +638,20 @@ def test_a_knob_out_of_range_is_named(name: str, knobs: Mapping[str, object], sa
         build_credit(name, knobs, transform=name in CHANGING)
 
 
+def test_A16_methods_that_compare_games_say_so() -> None:
+    comparing = {name for name, credit in every() if credit.needs_group}
+    assert comparing == {"igpo", "hcapo", "relace", "orsd"}
+
+
+def test_igpo_takes_the_channels_that_there_are() -> None:
+    table = table_of(gains=GAINS)
+    for name in ("belief", "outcome"):
+        kept = {one: column for one, column in table.rewards.items() if one != name}
+        found = run("igpo", replace(table, rewards=kept))
+        assert np.isfinite(found.turns).all()
+        assert found.rewards.sum() == pytest.approx(2.0 if name == "belief" else 0.95)
+
+
 def test_the_names_are_in_the_closed_lists() -> None:
     assert set(ESTIMATING) <= set(CREDITS)
     assert set(CHANGING) <= set(TRANSFORMS)

@@ -13,14 +13,18 @@ import pytest
 import torch
 import training_fakes as fakes
 
+from delta_belief_rl.algo import build_credit
 from delta_belief_rl.algo.losses.value import value_loss
+from delta_belief_rl.algo.shapers.channels import build_table
 from delta_belief_rl.cluster.groups import merge_pairs
 from delta_belief_rl.models.adapters import switch_adapter
 from delta_belief_rl.models.loading import adapter_state, state_checksum
 from delta_belief_rl.models.value_head import ValueHead
+from delta_belief_rl.trainer import steps
 from delta_belief_rl.trainer.actor import EMA, POLICY, PolicyActor, dump_state, parse_state
 from delta_belief_rl.trainer.critic import CRITIC, Critic, CriticSettings
 from delta_belief_rl.trainer.optimizer import OptimizerSettings
+from delta_belief_rl.trainer.packing import build_batch
 from delta_belief_rl.types import TrainBatch, UserError
 from tests.runs import assert_same_state
 
@@ -109,7 +113,7 @@ def test_A9_values_without_a_target_have_no_part_in_the_loss_whatever_they_are()
     assert got[0] == want[0] == pytest.approx(0.5 * 0.7**2 / 4)
     assert got[1] == [want[1][0], 0.0, 0.0]
     assert got[2] == want[2]
-    assert loss_of([1.0], [0.0], [nan]) == (0.0, [0.0], {name: 0.0 for name in want[2]})
+    assert loss_of([1.0], [0.0], [nan]) == (0.0, [0.0], dict.fromkeys(want[2], 0.0))
 
 
 def test_A11_the_shares_of_a_loss_add_up_to_the_whole() -> None:
@@ -118,7 +122,7 @@ def test_A11_the_shares_of_a_loss_add_up_to_the_whole() -> None:
     whole, gradient, _ = loss_of(v, old, target, 6.0)
     parts = [loss_of(v[i : i + 2], old[i : i + 2], target[i : i + 2], 6.0) for i in (0, 2, 4)]
     assert sum(part[0] for part in parts) == pytest.approx(whole)
-    assert sum((part[1] for part in parts), []) == pytest.approx(gradient)
+    assert [slope for part in parts for slope in part[1]] == pytest.approx(gradient)
 
 
 # --- values ---------------------------------------------------------------------------------------
@@ -407,11 +411,44 @@ def test_R11_a_checkpoint_of_another_critic_is_refused(folder: Path, tmp_path: P
         ValueHead(3).load_arrays(states["shared"]["critic"]["head"])
 
 
+def test_a_state_of_an_adapter_alone_leaves_the_critic_new(folder: Path) -> None:
+    trained, actor = make(folder, None), make(folder, SHARED, stirred=False)
+    actor.load_state({"version": 3, "adapter": dict(trained.snapshot().state)})
+    assert actor.snapshot().checksum == trained.snapshot().checksum
+    assert actor.version == 3
+    assert (critic_of(actor).head.arrays()["weight"] == 0).all()
+
+
 def test_a_policy_without_a_critic_plays_from_the_checkpoint_of_one(folder: Path) -> None:
     trained, player = make(folder, OWN), make(folder, None, stirred=False)
     player.load_state(parse_state(dump_state(trained.state())))
     assert player.snapshot().checksum == trained.snapshot().checksum
     assert "critic" not in player.state()
+
+
+def test_values_travel_from_the_score_pass_to_credit_and_to_the_loss(folder: Path) -> None:
+    actor = make(folder)
+    scores, table = actor.score(REQUESTS), build_table(GROUPS)
+    columns = steps.token_columns(scores)
+    row = table.token_row()
+    for number, score in enumerate(scores):
+        mine = table.traj[row] == number
+        np.testing.assert_array_equal(columns["values"][mine], score.values)
+        assert set(columns["end_value"][mine]) == {score.end_value}
+    rng = np.random.default_rng(0)
+    table = replace(table, tokens=columns, rewards={"outcome": rng.normal(size=table.num_rows)})
+    advantage = build_credit("turn_ppo", {"lam": 0.9}).apply(table)
+    views = steps.batch_columns(table, advantage, scores)
+    np.testing.assert_array_equal(np.concatenate(views["values"]), columns["values"])
+    np.testing.assert_array_equal(np.concatenate(views["targets"]), advantage.targets)
+    logp = [score.logp for score in scores]
+    batch = build_batch(GROUPS, table, advantage.turns, advantage.weight, logp, views)
+    metrics = run(actor, replace(batch, rollout_logp=batch.old_logp))
+    kept = np.isfinite(views["targets"][0])
+    assert metrics["critic/vf_loss"] > 0
+    assert kept.sum() == GROUPS[0].trajectories[0].num_turns
+    bare = make(folder, None).score(REQUESTS)
+    assert steps.token_columns(bare).keys() == {"logp"}
 
 
 def test_a_critic_of_its_own_needs_an_adapter(folder: Path) -> None:
@@ -432,6 +469,7 @@ def test_a_critic_of_its_own_needs_an_adapter(folder: Path) -> None:
         ({"optimizer": OptimizerSettings(lr=0.0)}, "critic.optim.lr is 0.0"),
         ({"optimizer": OptimizerSettings(weight_decay=-1.0)}, "critic.optim.weight_decay is -1.0"),
         ({"optimizer": OptimizerSettings(min_ratio=2.0)}, "critic.optim.min_lr_ratio is 2.0"),
+        ({"optimizer": OptimizerSettings(betas=(0.9, 1.0))}, "critic.optim.betas must lie in"),
     ],
 )
 def test_a_setting_out_of_its_range_is_named(changes: dict[str, Any], said: str) -> None:

@@ -450,6 +450,9 @@ def test_more_tokens_than_the_vocabulary_has_are_all_of_them(folder: Path) -> No
     assert found.ids.shape[1] == found.top_logp.shape[1] < 10**6
     np.testing.assert_allclose(np.exp(found.top_logp).sum(axis=1), 1.0, atol=1e-5)
     assert score_tops(actor.model, [], 3) == []
+    silent = ScoreRequest(BEHIND[0].token_ids, np.zeros(0, dtype=np.int64))
+    (nothing,) = score_tops(actor.model, [silent], 3)
+    assert nothing.ids.shape == nothing.top_logp.shape == (0, 3)
 
 
 def test_tokens_of_the_teacher_lie_at_the_sampled_positions(folder: Path) -> None:
@@ -483,6 +486,7 @@ def test_the_policys_log_probs_of_chosen_tokens_have_the_gradient_of_the_softmax
     ids = torch.tensor([[0, 5], [7, 1], [2, 3]])
     head = actor.model.get_output_embeddings()
     grads: list[Tensor] = []
+    hidden = torch.zeros(0)
     for chunk in (0, 1, 2):
         hidden = hidden_states(actor.model, packed).detach().requires_grad_()
         if chunk:
@@ -492,6 +496,7 @@ def test_the_policys_log_probs_of_chosen_tokens_have_the_gradient_of_the_softmax
         got.square().sum().backward()
         assert hidden.grad is not None
         grads.append(hidden.grad)
+    assert chosen_logprobs(head, hidden, places[:0], ids[:0]).shape == (0, 2)
     np.testing.assert_allclose(grads[1], grads[0], atol=1e-5)
     np.testing.assert_allclose(grads[2], grads[0], atol=1e-5)
 
@@ -584,6 +589,17 @@ def test_a_term_stands_next_to_the_policy_loss(folder: Path) -> None:
     one, two = update(plain, batch), update(gated, batch)
     assert two["actor/pg_loss"] == pytest.approx(one["actor/pg_loss"])
     assert two["actor/grad_norm"] != pytest.approx(one["actor/grad_norm"], rel=1e-3)
+
+
+def test_a_term_over_tokens_of_a_teacher_that_no_game_has_adds_nothing(folder: Path) -> None:
+    plain, taught = make(folder, None), make(folder, top(top_k=4))
+    batch = lesson(plain, advantage=1.0)
+    blank = np.zeros(len(batch.token_ids))
+    batch = replace(batch, views={REFERENCE: blank * np.nan, "distil": blank})
+    update(plain, batch)
+    metrics = update(taught, batch)
+    assert "actor/distil_loss" not in metrics
+    fakes.assert_states_close(taught.snapshot().state, plain.snapshot().state, 0.0)
 
 
 @pytest.mark.parametrize("how", [top(0.0, top_k=8), top(0.5, top_k=8), top(1.0, top_k=8)])

@@ -374,8 +374,12 @@ def test_no_judge_is_asked() -> None:
     "scenario",
     [None, "no json", "{}", '{"goals": []}',
      json.dumps({"goals": [], **HOUSE.to_json()}),
-     json.dumps({"goals": ["on lamp"], **HOUSE.to_json(), "start": "attic"}),
-     json.dumps({"goals": ["on lamp"], **HOUSE.to_json(), "things": {"mug": "moon"}})],
+     json.dumps({"goals": ["on lamp"], **HOUSE.to_json()}),
+     json.dumps({"goals": ["at mug"], **HOUSE.to_json()}),
+     json.dumps({"goals": ["at mug moon"], **HOUSE.to_json()}),
+     json.dumps({"goals": ["broken mug"], **HOUSE.to_json()}),
+     json.dumps({"goals": ["clean mug"], **HOUSE.to_json(), "start": "attic"}),
+     json.dumps({"goals": ["clean mug"], **HOUSE.to_json(), "things": {"mug": "moon"}})],
 )  # fmt: skip
 def test_a_task_without_a_house_is_refused(scenario: str | None) -> None:
     with pytest.raises(UserError, match="has no house that errands can be run in"):

@@ -308,6 +308,31 @@ def test_a_writer_takes_what_the_best_games_kept_and_the_worst_did_not() -> None
     assert [len(bundle) for bundle in RuleWriter().bundles([WON], [LOST], 2, 2)] == [1, 2]
 
 
+def test_a_bundle_begins_in_one_way_and_asks_nothing_twice() -> None:
+    other = game_of([("Is it big?", Verdict.YES), ("Is it an eagle?", Verdict.WIN)], 5)
+    bundle = RuleWriter().bundles([WON, other], [LOST], 1, 9)[0]
+    full = RuleWriter().bundles([WON, other], [LOST], 4, 9)[-1]
+    assert bundle == full  # a single bundle holds them all
+    assert [one.argument for one in full if one.kind == "begin"] == ["does it fly"]
+    assert "does it fly" not in [one.argument for one in full if one.kind == "ask"]
+    assert len({one.argument for one in full if one.kind == "ask"}) == len(
+        [one for one in full if one.kind == "ask"]
+    )
+
+
+def test_only_games_that_differ_in_outcome_are_contrasted() -> None:
+    class Watcher:
+        def bundles(
+            self, best: Sequence[Trajectory], worst: Sequence[Trajectory], count: int, size: int
+        ) -> list[list[Criterion]]:
+            seen.append((best, worst))
+            return []
+
+    seen: list[tuple[Sequence[Trajectory], Sequence[Trajectory]]] = []
+    told(RubricScorer(writer=Watcher()), Group(TASK, (LOST, WON, DULL)))
+    assert seen == [([WON], [DULL, LOST])]
+
+
 def test_a_rule_that_names_the_answer_is_left_out() -> None:
     assert quotes_answer("Begin with: Is it an Eagle?", TASK)
     assert quotes_answer("Ask about a SEA EAGLE.", TASK)

@@ -98,8 +98,11 @@ class RubricScorer(HintScorer):
         if len(games) < 2 or np.ptp(outcome) == 0:
             return None
         order: list[int] = np.argsort(-outcome, kind="stable").tolist()
-        best = [games[place] for place in order[: self.rubric.num_best]]
-        worst = [games[place] for place in order[::-1][: self.rubric.num_worst]]
+        # A game as bad as the worst one teaches nothing good, however few are better.
+        better = [place for place in order if outcome[place] > outcome.min()]
+        lesser = [place for place in reversed(order) if outcome[place] < outcome.max()]
+        best = [games[place] for place in better[: self.rubric.num_best]]
+        worst = [games[place] for place in lesser[: self.rubric.num_worst]]
         written = self.writer.bundles(best, worst, self.rubric.bundles, self.rubric.max_criteria)
         bundles = [
             [one for one in bundle if not quotes_answer(one.text, games[0].task)]

@@ -93,15 +93,26 @@ class RuleWriter:
             if contrast > 1e-12:
                 ranked.append((contrast, criterion))
         ranked.sort(key=lambda pair: -pair[0])
-        kept = [criterion for _, criterion in ranked[:size]]
+        kept = _consistent([criterion for _, criterion in ranked])[:size]
         if not kept:
             return []
-        sizes = np.ceil(np.linspace(1, len(kept), count)).astype(int)
+        sizes = np.ceil(len(kept) * np.arange(1, count + 1) / count).astype(int)
         return [kept[:length] for length in dict.fromkeys(sizes.tolist())]
 
     def _mean(self, games: Sequence[Trajectory], criterion: Criterion) -> float:
         found = [self.verifier.satisfaction(game, criterion) for game in games]
         return float(np.mean([0.0 if value is None else value for value in found]))
+
+
+def _consistent(ranked: Sequence[Criterion]) -> list[Criterion]:
+    """The rules without a second beginning, and without asking again what a game begins with."""
+    first = next((one.argument for one in ranked if one.kind == "begin"), None)
+    return [
+        one
+        for one in ranked
+        if (one.kind != "begin" or one.argument == first)
+        and (one.kind != "ask" or one.argument != first)
+    ]
 
 
 def _candidates(best: Sequence[Trajectory]) -> Iterator[Criterion]:

@@ -143,6 +143,7 @@ def build_table(groups: Sequence[Group], rule: str = WinRule.COMPATIBLE) -> Turn
         progress=np.array(columns[8], dtype=np.float64),
         state_key=tuple(turn.state_key for turn in turns),
         action_key=tuple(turn.action_key for turn in turns),
+        footprint=tuple((turn.reads, turn.writes) for turn in turns),
         answered=np.array([turn.verdict not in UNANSWERED for turn in turns], dtype=flags),
         tree=tree,
         node=node,

@@ -23,6 +23,8 @@ HANDS, GONE = "hands", "gone"
 FLOOR = "floor"
 """``floor kitchen`` is where a thing is that was dropped there."""
 MOST_CARRIED = 2
+GOALS = ("clean", "warm", "on", "brewed", "watered", "stamped", "posted", "unlocked")
+"""Facts that an errand may ask for besides where a thing is."""
 AGENT = "agent"
 """The variable of a footprint that says where the agent is."""
 
@@ -115,7 +117,20 @@ def house_from_json(text: str) -> tuple[House, tuple[str, ...]]:
     goals = tuple(str(goal) for goal in raw["goals"])
     if not goals:
         raise ValueError("there is no goal")
+    for goal in goals:
+        _check_goal(house, goal)
     return house, goals
+
+
+def _check_goal(house: House, goal: str) -> None:
+    kind, *names = goal.split()
+    there = {*house.items, *house.fixtures}
+    if kind == "at":
+        good = len(names) == 2 and names[0] in house.items and names[1] in house.fixtures
+    else:
+        good = kind in GOALS and len(names) == 1 and names[0] in there
+    if not good:
+        raise ValueError(f"{goal!r} is no goal in this house")
 
 
 @dataclass(frozen=True, slots=True)
