@@ -9,6 +9,11 @@ from delta_belief_rl.config.schema import RunConfig
 DISTILLING = ("opsd", "sdpo", "sdar", "graph_opd")
 READING = ("hcapo", "relace", "rlsd", "opid", "orsd", *DISTILLING)
 """Methods with a teacher."""
+VIEWS = {
+    "reference": (("rlsd", "sdar", "opsd", "graph_opd"), ("teacher",)),
+    "retry": (("opid", "sdpo"), ("teacher", "threshold", "hint_words")),
+}
+"""Views that several methods read, and the settings on which these must agree."""
 
 
 def views(config: RunConfig) -> Iterator[str]:
@@ -16,6 +21,8 @@ def views(config: RunConfig) -> Iterator[str]:
     algorithm = config.algorithm
     chosen = (algorithm.adv_estimator, *algorithm.transforms)
     yield from _ranges(config)
+    if config.trainer.val_only:
+        return
     if algorithm.adv_estimator == "igpo" and not config.multi_turn.logprob_reward.enabled:
         yield (
             "algorithm.adv_estimator=igpo pays the change of belief: set "
@@ -29,6 +36,15 @@ def views(config: RunConfig) -> Iterator[str]:
     for name in chosen:
         if name in READING:
             yield from _teacher(config, name)
+    for view, (readers, knobs) in VIEWS.items():
+        together = [name for name in readers if name in chosen]
+        for knob in knobs:
+            if len({getattr(getattr(algorithm, name), knob) for name in together}) > 1:
+                names = ", ".join(f"algorithm.{name}.{knob}" for name in together)
+                yield (
+                    f"{' and '.join(together)} read the view {view!r} with different settings: set "
+                    f"{names} alike."
+                )
 
 
 def _teacher(config: RunConfig, name: str) -> Iterator[str]:

@@ -87,10 +87,11 @@ class Env(Protocol):
     Optional hooks, each with a safe default where missing: ``state_key() -> str``,
     ``progress() -> float`` (before the next action), ``belief() -> Mapping[str, float]`` (posterior
     over answers), ``uncertainty() -> tuple[float, float]`` (its entropy from 0, certain, to 1,
-    uniform, and the log-probability of the true answer in nats), ``footprint() -> tuple[frozenset[str], frozenset[str]]`` (reads, writes of the
-    last action), ``snapshot() -> object`` / ``restore(object)``, ``replayable() -> bool`` (a fresh
-    game of the task that is given the same actions and replies comes to the same state),
-    ``reference() -> str``, ``feedback() -> str``, ``action_key(text) -> str``.
+    uniform, and the log-probability of the true answer in nats), ``footprint() ->
+    tuple[frozenset[str], frozenset[str]]`` (reads, writes of the last action), ``snapshot() ->
+    object`` / ``restore(object)``, ``replayable() -> bool`` (a fresh game of the task that is given
+    the same actions and replies comes to the same state), ``reference() -> str``, ``feedback() ->
+    str``, ``action_key(text) -> str``.
     """
 
     task: Task

@@ -71,7 +71,7 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class RolloutStats:
-    """Counts over the games of one ``collect``."""
+    """Counts over games that were played together."""
 
     games: int
     turns: int
@@ -161,7 +161,7 @@ class _Job:
 
 @dataclass(slots=True)
 class _Round:
-    """One ``collect`` under way."""
+    """One ``play`` under way."""
 
     phase: str
     step: int
@@ -176,11 +176,11 @@ class Replay(Protocol):
     """What to do when an engine fails while games are played."""
 
     def begin(self) -> None:
-        """Games are about to be played; once for each ``collect``."""
+        """Games are about to be played together; once for each ``play``."""
         ...
 
     async def failed(self, failure: EngineFailure, games: int) -> None:
-        """Mend the engine, after which all games of the ``collect`` are played again.
+        """Mend the engine, after which all games of the ``play`` are played again.
 
         Args:
             failure: Raised where it cannot be mended.
@@ -205,7 +205,7 @@ class RolloutDriver:
 
     Attributes:
         replay: What mends an engine that failed; without it the failure is raised.
-        played: Games that have ended, over all ``collect``.
+        played: Games that have ended, in all.
     """
 
     def __init__(
@@ -240,7 +240,7 @@ class RolloutDriver:
         self.replay: Replay | None = None
         self.played = 0
         self.stats: RolloutStats | None = None
-        """Counts of the latest ``collect``."""
+        """Counts of the latest ``play``."""
 
     async def collect(
         self,

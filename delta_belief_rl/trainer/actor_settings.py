@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from delta_belief_rl.algo.credit.distilling import Distillation
 from delta_belief_rl.algo.losses.policy import PolicyLossSettings
 from delta_belief_rl.models.adapters import add_lora
 from delta_belief_rl.trainer.critic import CriticSettings
@@ -55,6 +56,7 @@ class ActorSettings:
         use_liger: On a GPU, use Liger kernels where they are installed and fit the model.
         old_is_new: The batch is used for one optimizer step, so the old policy is the current one.
         critic: A critic to train beside the policy; None for none.
+        distil: A teacher to pull the policy towards; None for none.
     """
 
     model_path: str
@@ -79,3 +81,4 @@ class ActorSettings:
     score_tokens: int = 16384
     old_is_new: bool = False
     critic: CriticSettings | None = None
+    distil: Distillation | None = None

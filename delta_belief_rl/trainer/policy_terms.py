@@ -22,6 +22,7 @@ from delta_belief_rl.algo.losses.policy import PolicyInputs
 from delta_belief_rl.algo.losses.registry import LOSSES
 from delta_belief_rl.models.logprobs import TokenScores
 from delta_belief_rl.trainer.actor_settings import BASE, ActorSettings
+from delta_belief_rl.trainer.distil import distil_term
 from delta_belief_rl.types import FloatArray, IntArray, TrainBatch
 
 
@@ -93,6 +94,8 @@ def loss_terms(settings: ActorSettings) -> tuple[Term, ...]:
     terms: list[Term] = [partial(policy_term, settings), partial(entropy_term, settings)]
     if settings.kl_coef:
         terms.append(partial(kl_term, settings))
+    if settings.distil is not None:
+        terms.append(partial(distil_term, settings.distil, settings.temperature))
     return tuple(terms)
 
 

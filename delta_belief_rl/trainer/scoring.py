@@ -24,6 +24,7 @@ from delta_belief_rl.models.adapters import use_adapter
 from delta_belief_rl.models.varlen import runs_ragged
 from delta_belief_rl.trainer.actor_settings import BASE, POLICY, ActorSettings
 from delta_belief_rl.trainer.critic import Critic
+from delta_belief_rl.trainer.distil import TopScore, score_tops
 from delta_belief_rl.trainer.usage import UsageMeter
 from delta_belief_rl.types import FloatArray
 
@@ -48,6 +49,7 @@ class GameScore:
         beliefs: ``[k + 1]`` per belief model, in nats.
         values: ``[sampled tokens]``, the critic's; None without a critic.
         end_value: The critic's value of the state after the last reply.
+        top: The likeliest tokens of a teacher that is distilled in full; None without one.
     """
 
     logp: FloatArray
@@ -56,6 +58,7 @@ class GameScore:
     beliefs: Mapping[str, FloatArray]
     values: FloatArray | None = None
     end_value: float = 0.0
+    top: TopScore | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +112,15 @@ class ScorePass:
             with self.meter.measure("ref"), self._reading(name):
                 results = self._passes(plain, score)
             views[name] = [result.logp for result in results]
+        tops: list[TopScore | None] = [None] * len(games)
         for name, reader in settings.contexts:
             with self.meter.measure("views"), self._reading(reader):
-                views[name] = self._behind(name, games, score)
+                if settings.distil is not None and settings.distil.keeps_top(name):
+                    ask = partial(score_tops, self.model, top_k=settings.distil.top_k)
+                    tops = self._behind(name, games, partial(ask, temperature=settings.temperature))
+                    views[name] = _logps(games, tops)
+                else:
+                    views[name] = _logps(games, self._behind(name, games, score))
         values: list[FloatArray] = []
         if self.critic is not None:
             with self.meter.measure("values"):
@@ -124,6 +133,7 @@ class ScorePass:
                 beliefs={name: rows[index] for name, rows in beliefs.items()},
                 values=values[index][:-1] if values else None,
                 end_value=float(values[index][-1]) if values else 0.0,
+                top=tops[index],
             )
             for index, result in enumerate(own)
         ]
@@ -132,17 +142,17 @@ class ScorePass:
         self,
         name: str,
         games: Sequence[ScoreRequest],
-        score: Callable[[Sequence[ScoreRequest]], Sequence[ScoreResult]],
-    ) -> list[FloatArray]:
-        """Log-probs of the games' tokens behind one of their other contexts."""
-        out = [np.full(len(game.action_positions), np.nan) for game in games]
+        score: Callable[[Sequence[ScoreRequest]], Sequence[Result]],
+    ) -> list[Result | None]:
+        """What is found behind one of the games' other contexts; None where a game has it not."""
+        out: list[Result | None] = [None] * len(games)
         have = [index for index, game in enumerate(games) if name in game.views]
         asked = [games[index].views[name] for index in have]
         results = self._passes(
             [ScoreRequest(view.token_ids, view.action_positions) for view in asked], score
         )
         for index, result in zip(have, results, strict=True):
-            out[index] = result.logp
+            out[index] = result
         return out
 
     def _reading(self, reader: str) -> AbstractContextManager[None]:
@@ -180,6 +190,16 @@ class ScorePass:
         most = torch.tensor(count, device=self.device)
         dist.all_reduce(most, op=dist.ReduceOp.MAX)
         return int(most)
+
+
+def _logps(
+    games: Sequence[ScoreRequest], found: Sequence[ScoreResult | TopScore | None]
+) -> list[FloatArray]:
+    """Log-probs of each game's tokens, NaN where nothing was found."""
+    return [
+        np.full(len(game.action_positions), np.nan) if result is None else result.logp
+        for game, result in zip(games, found, strict=True)
+    ]
 
 
 def _num_tokens(game: ScoreRequest) -> int:

@@ -112,6 +112,7 @@ def test_a_method_trains_through_the_loop_by_its_own_group(
         ("opsd", ("algorithm.opsd.top_k=8", "algorithm.opsd.beta=1.0")),
         ("rlsd", ("algorithm.rlsd.teacher=ema", SLOW_COPY)),
         ("grpo", ("algorithm.transforms=[rlsd,orsd,sdar]",)),
+        ("hcapo", ("algorithm.transforms=[opid]", "multi_turn.logprob_reward.enabled=true")),
     ],
 )
 def test_teachers_and_chains(

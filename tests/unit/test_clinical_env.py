@@ -6,7 +6,7 @@ import asyncio
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -271,10 +271,16 @@ def test_the_question_may_stand_in_tags() -> None:
 
 @pytest.mark.parametrize(
     "scenario",
-    [None, "", "[]", "{}", '{"key": "k", "sheet": "refill_pressure", "stratum": "high"}']
-    + ['{"key": "k", "sheet": "none", "stratum": "high", "state": "low"}']
-    + ['{"key": "k", "sheet": "refill_pressure", "stratum": "middle", "state": "low"}']
-    + ['{"key": "k", "sheet": "refill_pressure", "stratum": "low", "state": "clot"}'],
+    [
+        None,
+        "",
+        "[]",
+        "{}",
+        '{"key": "k", "sheet": "refill_pressure", "stratum": "high"}',
+        '{"key": "k", "sheet": "none", "stratum": "high", "state": "low"}',
+        '{"key": "k", "sheet": "refill_pressure", "stratum": "middle", "state": "low"}',
+        '{"key": "k", "sheet": "refill_pressure", "stratum": "low", "state": "clot"}',
+    ],
 )
 def test_a_task_without_a_case_is_refused(scenario: str | None) -> None:
     with pytest.raises(UserError, match="'t' has no clinical case"):
@@ -340,10 +346,10 @@ def test_A13_turns_carry_the_exact_uncertainty_before_and_after_them() -> None:
         do(mirror, text)
         before.append(mirror.uncertainty())
     assert [turn.uncertainty for turn in done.turns] == [
-        (one[0], two[0]) for one, two in zip(before, before[1:], strict=False)
+        (one[0], two[0]) for one, two in pairwise(before)
     ]
     assert [turn.truth_logp for turn in done.turns] == [
-        (one[1], two[1]) for one, two in zip(before, before[1:], strict=False)
+        (one[1], two[1]) for one, two in pairwise(before)
     ]
     pairs = [turn.uncertainty for turn in done.turns]
     # Repeated, invalid and deciding turns change nothing.

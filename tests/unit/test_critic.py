@@ -289,7 +289,7 @@ def test_A15_the_gradient_of_the_head_is_the_mean_error_times_the_state(folder: 
 @EACH
 def test_values_come_to_their_targets(folder: Path, critic: CriticSettings) -> None:
     actor = make(folder, critic, stirred=False)
-    first = 0.0
+    first = loss = 0.0
     for step in range(1, 31):
         batch = batch_of(actor)
         loss = run(actor, batch, step)["critic/vf_loss"]

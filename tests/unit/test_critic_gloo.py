@@ -21,6 +21,7 @@ import training_fakes as fakes
 
 from delta_belief_rl.cluster.groups import merge_pairs
 from delta_belief_rl.trainer.actor import PolicyActor, dump_state, parse_state
+from delta_belief_rl.trainer.critic import CriticSettings
 from delta_belief_rl.trainer.packing import deal
 from tests.runs import assert_same_state
 
@@ -31,7 +32,7 @@ DEADLINE = 240.0
 TOLERANCE = 2e-5
 GROUPS = fakes.make_groups(((3, 1, 2), (9, 1)))
 REQUESTS = fakes.requests(GROUPS, None)
-FORMS = dict(zip(critic_fakes.NAMES, critic_fakes.FORMS, strict=True))
+FORMS: dict[str, CriticSettings] = dict(zip(critic_fakes.NAMES, critic_fakes.FORMS, strict=True))
 
 
 def actor_of(folder: Path, name: str, rank: int = 0, world_size: int = 1) -> PolicyActor:
@@ -81,7 +82,7 @@ def free_port() -> int:
 
 def run_ranks(jobs: dict[str, dict[str, Any]], folder: Path) -> list[dict[str, Any]]:
     """Both ranks' results; a rank that waits for ever fails the test and is ended."""
-    context = mp.start_processes(
+    context = mp.start_processes(  # pyright: ignore[reportPrivateImportUsage]
         play, (free_port(), jobs, folder), nprocs=RANKS, join=False, start_method="spawn"
     )
     assert context is not None
@@ -91,7 +92,7 @@ def run_ranks(jobs: dict[str, dict[str, Any]], folder: Path) -> list[dict[str, A
             assert time.monotonic() < end, f"the ranks hang: no end within {DEADLINE:g} s"
     finally:
         for process in context.processes:
-            if process.is_alive():
+            if process is not None and process.is_alive():
                 process.kill()
     return [pickle.loads((folder / f"rank{rank}.pkl").read_bytes()) for rank in range(RANKS)]
 

@@ -238,7 +238,7 @@ def test_without_a_rule_a_book_is_empty(forests: dict[str, list[Group]]) -> None
     assert book.games == 0
 
 
-def test_C8_lineages_survive_the_disk_and_other_games_have_no_such_field(
+def test_lineages_survive_the_disk_and_other_games_have_no_such_field(
     tmp_path: Path, forests: dict[str, list[Group]]
 ) -> None:
     path = tmp_path / "games.jsonl"
@@ -303,7 +303,7 @@ def test_a_round_that_loses_its_engine_is_played_again_from_the_same_states() ->
     assert (lost.began, lost.failures) == (3, 1)
 
 
-def test_J4_a_game_that_a_failure_ended_is_not_continued() -> None:
+def test_a_game_that_a_failure_ended_is_not_continued() -> None:
     sessions = [GameId(42, 2, number).session("t0") for number in range(8)]
     faults = {(sessions[0], 2): Fault(FaultKind.ERROR), (sessions[1], 0): Fault(FaultKind.ERROR)}
     driver, _ = fake_driver(faults)

@@ -182,7 +182,7 @@ def test_C2_a_branch_has_the_room_that_its_beginning_leaves() -> None:
     assert [request.sampling.max_tokens for request in engine.requests] == rooms[1:]
 
 
-def test_J2_errors_of_the_judge_before_a_branch_count_in_it() -> None:
+def test_errors_of_the_judge_before_a_branch_count_in_it() -> None:
     said = ["fail", "fail", "a", "b", "c"]
     parent, memory, _, _ = play(RewindEnv, make_task(), said)
     assert parent.stop is StopReason.TURN_LIMIT

@@ -6,7 +6,7 @@
 | the same once more, with the same reply | repeated | ``repeated`` |
 | a question that the sheet does not know | other | ``unknown_question`` |
 | a step that another one has to precede | invalid | ``too_early`` |
-| no question and no decision, or a decision that does not count | invalid | ``no_action``, and why |
+| neither, or a decision that does not count | invalid | ``no_action``, and why |
 | the best decision for the hidden state | win | ``committed`` |
 | any other decision | other | ``committed``, ``harm`` where its value is below 0 |
 

@@ -27,6 +27,11 @@ Kind = Literal["decide", "ask", "unknown", "nothing"]
 
 NOTES = ("several_decisions", "hedged_decision", "negated_decision", "several_questions")
 
+
+def _set(words: str) -> frozenset[str]:
+    return frozenset(words.split())
+
+
 _LONGEST = 4000
 """Characters that are read; a text beyond them is cut."""
 _CONTRACTIONS = (
@@ -41,8 +46,15 @@ _CONTRACTIONS = (
     (re.compile(r"\blet's\b"), "let us"),
     (re.compile(r"(?<=\w)'s\b"), ""),
 )
-_STYLED = str.maketrans({"’": "'", "‘": "'", "`": '"', "“": '"', "”": '"', "„": '"', "«": '"',
-                         "»": '"', "–": "-", "—": "-", "：": ":"})  # fmt: skip
+_STYLED = str.maketrans(
+    {
+        **dict.fromkeys("\u2018\u2019", "'"),
+        **dict.fromkeys("`\u201c\u201d\u201e\u00ab\u00bb", '"'),
+        **dict.fromkeys("\u2013\u2014", "-"),
+        "\uff1a": ":",
+    }
+)
+"""Quotation marks, dashes and colons of other styles to plain ones."""
 _MARKUP = re.compile(r"[*_#~>]+")
 _WHOLE = re.compile(r'\s*(["\'])(?P<text>[^"]*)\1\s*')
 _QUOTED = re.compile(r'"[^"]*"?|(?<!\w)\'(?:[^\']|(?<=\w)\'(?=\w))*\'(?!\w)')
@@ -51,37 +63,36 @@ _SENTENCE = re.compile(r"[^.!?;\n]+[.!?;]*")
 _BULLET = re.compile(r"^\s*(?:[-+\u2022]|\(?\d{1,2}\)|\(?[a-d]\))\s+")
 _TOKEN = re.compile(r"[a-z0-9]+|[,:()/&+-]")
 
-_ARTICLES = frozenset(("a", "an", "the", "his", "her", "their", "my", "your", "our"))
-_OPENERS = frozenset(
-    ("so", "therefore", "thus", "hence", "ok", "okay", "then", "now", "finally", "and", "well")
-    + ("overall", "please", "right", "good", "yes", "but", "sure", "hereby", "quite", "all")
+_ARTICLES = _set("a an the his her their my your our")
+_OPENERS = _set(
+    "so therefore thus hence ok okay then now finally and well overall please right good yes "
+    "but sure hereby quite all "
 )
-_FILLERS = frozenset(
-    ("now", "today", "please", "then", "tablets", "tablet", "medicine", "medication", "pills")
-    + ("prescription", "packet", "patient", "here", "indeed", "clearly", "this", "that", "there")
-    + ("serenol", "tarvex", "dolorant", "calmadril", "drug", "right", "away", "immediately", "it")
+_FILLERS = _set(
+    "now today please then tablets tablet medicine medication pills prescription packet "
+    "patient here indeed clearly this that there serenol tarvex dolorant calmadril drug right "
+    "away immediately it "
 )
-_JOINTS = frozenset(
-    (",", ":", "(", ")", "-", "/", "&", "+", "for", "in", "at", "with", "and", "by", "of", "to")
-    + ("on", "as", "after", "before", "until", "once", "from", "while", "so")
+_JOINTS = _set(
+    ", : ( ) - / & + for in at with and by of to on as after before until once from while so "
 )
 _REASON = re.compile(r"\b(?:because|since|given|due to|owing to)\b")
-_NEGATIONS = frozenset(
-    ("not", "no", "never", "without", "neither", "nor", "none", "against", "instead", "rather")
-    + ("unlikely", "exclude", "excluded", "wrong", "false", "except", "hardly", "kidding", "skip")
-    + ("avoid", "cancel", "withdraw")
+_NEGATIONS = _set(
+    "not no never without neither nor none against instead rather unlikely exclude excluded "
+    "wrong false except hardly kidding skip avoid cancel withdraw "
 )
-_HEDGES = frozenset(
-    ("if", "unless", "maybe", "perhaps", "might", "may", "could", "would", "possibly", "probably")
-    + ("likely", "presumably", "unsure", "uncertain", "or", "either", "whether", "provided")
-    + ("assuming", "suppose", "supposing", "pending", "tentative", "tentatively", "provisional")
-    + ("provisionally", "considering", "consider", "think", "guess", "leaning", "lean", "until")
-    + ("when", "once", "otherwise", "suspect", "suspected", "should", "before", "after", "later")
-    + ("versus", "vs", "depends", "depending", "seems", "apparently", "tempted", "preliminary")
-    # What others say is no decision of the agent's.
-    + ("said", "says", "say", "told", "wrote", "writes", "wants", "asked", "asks", "according")
-    + ("advised", "advises", "suggests", "suggested", "claims", "believes", "thinks", "hoped")
+_HEDGES = _set(
+    "if unless maybe perhaps might may could would possibly probably likely presumably unsure "
+    "uncertain or either whether provided assuming suppose supposing pending tentative "
+    "tentatively provisional provisionally considering consider think guess leaning lean "
+    "until when once otherwise suspect suspected should before after later versus vs depends "
+    "depending seems apparently tempted preliminary "
 )
+_REPORTS = _set(
+    "said says say told wrote writes wants asked asks according advised advises suggests "
+    "suggested claims believes thinks hoped "
+)
+"""What others say is no decision of the agent's."""
 _RETRACTION = re.compile(
     r"^(?:but )?(?:wait|actually|no\b|scratch that|never mind|on second thought|correction|forget"
     r"|just kidding|undo|cancel|i take (?:that|it) back|strike that|not so fast|hold on)"
@@ -231,31 +242,23 @@ def _claim(one: _Sentence, known: Mapping[str, Mapping[str, str]]) -> tuple[str,
     if not words or one.is_question:
         return "", ""
     claim, *_ = _REASON.split(words)
-    start = _start(claim)
-    named = _named(claim, known["words"])
+    start, named = _start(claim), _named(claim, known["words"])
     if start is None:
-        whole = _at_start(claim, known["bare"])
-        found, rest = whole if whole else ("", "")
-        marked = bool(found) and all(word in (*_FILLERS, ",") for word in rest.split())
-    else:
-        rest = claim[start:]
-        marked = bool(named)
-    if not marked:
+        # The bare phrase is the whole sentence, and so has no room for a second one.
+        found = _at_start(claim, known["bare"])
+        alone = found is not None and set(found[1].split()) <= {*_FILLERS, ","}
+        return (found[0], "") if found is not None and alone else ("", "")
+    if not named:
         return "", ""
     if len(named) > 1:
         return "", "several_decisions"
     others = set(_blanked(claim, known["words"]).split())
-    if _HEDGES & others:
+    if (_HEDGES | _REPORTS) & others:
         return "", "hedged_decision"
     if _NEGATIONS & others:
         return "", "negated_decision"
-    if start is None:
-        return found, ""
-    behind = _at_start(rest, known["words"])
-    if behind is None:
-        return "", ""
-    key, tail = behind
-    return (key, "") if _is_closed(tail) else ("", "")
+    found = _at_start(claim[start:], known["words"])
+    return (found[0], "") if found is not None and _is_closed(found[1]) else ("", "")
 
 
 def _start(claim: str) -> int | None:

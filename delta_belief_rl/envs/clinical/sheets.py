@@ -171,8 +171,8 @@ def _column(states: Mapping[str, str], raw: Mapping[str, float]) -> FloatArray:
 
 
 def _question(key: str, raw: Mapping[str, Any], states: Mapping[str, str]) -> Question:
-    rows = [raw["chance"][state] for state in states]
-    chance = [row if isinstance(row, list) else [row, 1.0 - row] for row in rows]
+    rows: list[float | list[float]] = [raw["chance"][state] for state in states]
+    chance = [[row, 1.0 - row] if isinstance(row, float) else row for row in rows]
     return Question(
         key=key,
         kind=raw.get("kind", "ask"),
