@@ -105,7 +105,13 @@ def names(config: RunConfig) -> Iterator[str]:
             f"multi_turn.env_kwargs is for environments of plug-ins, and {turns.env} is none: "
             "leave it out."
         )
-    yield from unknown("algorithm.adv_estimator", [config.algorithm.adv_estimator], ESTIMATORS)
+    if not config.plugins:
+        yield from unknown("algorithm.adv_estimator", [config.algorithm.adv_estimator], ESTIMATORS)
+    if config.algorithm.kwargs and config.algorithm.adv_estimator in ESTIMATORS:
+        yield (
+            "algorithm.kwargs is for methods of plug-ins, and "
+            f"{config.algorithm.adv_estimator} is none: leave it out."
+        )
     yield from unknown("algorithm.transforms", config.algorithm.transforms, CREDIT_TRANSFORMS)
     yield from unknown(
         "multi_turn.logprob_reward.methods", turns.logprob_reward.methods, BELIEF_METHODS

@@ -28,6 +28,7 @@ from delta_belief_rl.rollout.candidates import CandidateSettings
 from delta_belief_rl.trainer.actor import BASE, EMA, POLICY, ActorSettings, AdapterSettings
 from delta_belief_rl.trainer.critic import CriticSettings
 from delta_belief_rl.trainer.optimizer import OptimizerSettings
+from delta_belief_rl.trainer.own_credit import own_credit
 from delta_belief_rl.types import UserError
 
 BELIEF_MODELS = {"actor": POLICY, "ref": EMA, "ema": EMA, "base": BASE}
@@ -264,9 +265,11 @@ def score_tokens(cfg: RunConfig) -> int:
 def credit_method(cfg: RunConfig) -> Credit:
     """The advantage estimator and the transforms behind it, with the knobs that they have."""
     algorithm = cfg.algorithm
-    names = (algorithm.adv_estimator, *algorithm.transforms)
-    parts = [(name, _credit_part(algorithm, name, place > 0)) for place, name in enumerate(names)]
-    credit = chain_of(parts)
+    first = own_credit(cfg) or _credit_part(algorithm, algorithm.adv_estimator, transform=False)
+    behind = [
+        (name, _credit_part(algorithm, name, transform=True)) for name in algorithm.transforms
+    ]
+    credit = chain_of([(algorithm.adv_estimator, first), *behind])
     check_group_size(credit, cfg.multi_turn.train.n)
     return credit
 
