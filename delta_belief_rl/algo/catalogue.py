@@ -105,6 +105,9 @@ CATALOGUE: dict[str, Entry] = {
     "at2po": Entry("value of each turn in the tree of its games", Label.CODE, "2601.04767"),
     "pearl": Entry("bad decisions that keep coming back are punished harder", Label.DIGEST),
     "shared_once": Entry("turns that games of a tree share are trained on once", Label.OWN),
+    "graph_opd": Entry(
+        "none: distilled on turns that others build on", Label.ABSTRACT, "2610.08959"
+    ),
     "gae": Entry("PPO: a critic's error at each token and what follows", Label.CODE, "1506.02438"),
     "turn_ppo": Entry(
         "a critic's error at each turn and what follows, standardised over turns",

@@ -13,6 +13,7 @@ from delta_belief_rl.config.rules import check
 from delta_belief_rl.config.schema import RunConfig
 from delta_belief_rl.envs.plugins import SPLITS, check_plugins, plugin_tasks
 from delta_belief_rl.envs.worlds.table import WorldError, load_world
+from delta_belief_rl.trainer.own_credit import own_credit
 from delta_belief_rl.types import UserError
 
 
@@ -27,6 +28,7 @@ def prepare(
     config, warnings = load_config(overrides, config_name)
     check(config)
     check_plugins(config)
+    own_credit(config)
     facts = gather_facts(config, count_world, find_overlaps, count_tasks)
     return config, make_plan(config, facts), warnings
 

@@ -105,12 +105,14 @@ def names(config: RunConfig) -> Iterator[str]:
             f"multi_turn.env_kwargs is for environments of plug-ins, and {turns.env} is none: "
             "leave it out."
         )
+    algorithm = config.algorithm
     if not config.plugins:
-        yield from unknown("algorithm.adv_estimator", [config.algorithm.adv_estimator], ESTIMATORS)
-    if config.algorithm.kwargs and config.algorithm.adv_estimator in ESTIMATORS:
+        name = "algorithm.adv_estimator"
+        yield from unknown(name, [algorithm.adv_estimator], ESTIMATORS, " (or name its plug-in)")
+    if algorithm.kwargs and algorithm.adv_estimator in ESTIMATORS:
         yield (
-            "algorithm.kwargs is for methods of plug-ins, and "
-            f"{config.algorithm.adv_estimator} is none: leave it out."
+            f"algorithm.kwargs is for methods of plug-ins, and {algorithm.adv_estimator} is none: "
+            "leave it out."
         )
     yield from unknown("algorithm.transforms", config.algorithm.transforms, CREDIT_TRANSFORMS)
     yield from unknown(

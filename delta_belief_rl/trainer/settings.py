@@ -184,10 +184,18 @@ def critic_settings(
     """The critic of a method that needs values; None for all others, and for evaluations.
 
     Raises:
-        UserError: A setting is out of its range, or the critic's own adapter has no rank.
+        UserError: A setting is out of its range, the critic's own adapter has no rank, or a warm-up
+            is asked for without a critic.
     """
     needs = {name for part in elements_of(credit_method(cfg)) for name in part.requires}
-    if VALUES not in needs or cfg.trainer.val_only:
+    if cfg.trainer.val_only:
+        return None
+    if VALUES not in needs:
+        if cfg.trainer.critic_warmup:
+            raise UserError(
+                f"trainer.critic_warmup={cfg.trainer.critic_warmup} is for a critic, which "
+                f"algorithm.adv_estimator={cfg.algorithm.adv_estimator} does not have; set it to 0."
+            )
         return None
     critic, optim = cfg.critic, cfg.critic.optim
     if critic.form == "own" and not adapter_settings(cfg).rank:

@@ -9,6 +9,7 @@ import pytest
 from delta_belief_rl.config.compose import load_config
 from delta_belief_rl.obs.jsonl import read_records
 from delta_belief_rl.trainer.settings import critic_settings
+from delta_belief_rl.types import UserError
 from tests.runs import games_of, metrics_of, play, words, write_world
 
 pytestmark = pytest.mark.slow
@@ -115,6 +116,8 @@ def test_a_method_without_values_and_an_evaluation_start_no_critic(world: Path) 
         return critic_settings(load_config(command(Path("out"), world, *settings))[0])
 
     assert critic("grpo") is None
+    with pytest.raises(UserError, match=r"trainer.critic_warmup=2 is for a critic"):
+        critic("grpo", "trainer.critic_warmup=2")
     assert critic("ppo", "trainer.val_only=true") is None
     assert critic("grpo", "algorithm.transforms=[mpo]") is not None
     made = critic_settings(

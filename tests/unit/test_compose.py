@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,12 +18,26 @@ from delta_belief_rl.config.compose import (
     resolved_yaml,
 )
 from delta_belief_rl.config.paths import PACKAGE, config_dir, find_file, find_model
-from delta_belief_rl.config.schema import RunConfig
+from delta_belief_rl.config.schema import RunConfig, leaves
 from delta_belief_rl.types import UserError
 
 
 def test_base_yaml_holds_the_defaults_of_the_schema() -> None:
     assert load_config()[0] == resolve_auto(RunConfig())
+
+
+def test_base_yaml_shows_every_setting() -> None:
+    shown = yaml.safe_load((config_dir() / "base.yaml").read_text(encoding="utf-8"))
+
+    def has(path: str) -> bool:
+        place = shown
+        for name in path.split("."):
+            if not isinstance(place, dict) or name not in place:
+                return False
+            place = place[name]
+        return True
+
+    assert [name for name, _, _ in leaves(RunConfig) if not has(name)] == []
 
 
 def test_a_plus_before_a_setting_or_a_group_changes_nothing() -> None:

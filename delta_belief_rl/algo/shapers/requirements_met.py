@@ -100,7 +100,7 @@ def game_return(rewards: FloatArray, num_tasks: int) -> float:
     Raises:
         ValueError: There are more rewards than tasks, or no tasks.
     """
-    if not 0 < num_tasks or len(rewards) > num_tasks:
+    if num_tasks < 1 or len(rewards) > num_tasks:
         raise ValueError(f"{len(rewards)} rewards for {num_tasks} tasks")
     return float(rewards.sum()) / num_tasks
 

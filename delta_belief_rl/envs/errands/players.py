@@ -195,7 +195,7 @@ class Random:
     def __init__(self, rng: np.random.Generator) -> None:
         self._rng = rng
 
-    def next_command(self, walk: Walk) -> Command | None:
+    def next_command(self, walk: Walk) -> Command:
         """See the class."""
         return random_command(walk, self._rng)
 

@@ -32,6 +32,7 @@ MOST_ELEMENTS_LATER = 300
 MOST_TEXT_LATER = 2000
 OUTLINE_LENGTH = 400
 WALK_LENGTH = 400
+MOST_CLICKS = 8
 SAMPLE = "sample"
 """What the walk of ``App.walk`` types into every input."""
 
@@ -98,10 +99,9 @@ class App:
     def walk(self) -> str:
         """What a click on each thing with a rule does, one after the other on fresh pages."""
         parts: list[str] = []
-        for element in self._root.inside():
-            name = element.attrs.get("id")
-            if name and element.is_visible() and self._answers(element):
-                parts.append(f"click on #{name}: {self._effect(name)}")
+        for number, element in enumerate(self._root.inside()):
+            if len(parts) < MOST_CLICKS and element.is_visible() and self._answers(element):
+                parts.append(f"click on {_shown(element)}: {self._effect(number)}")
         return _cut("; ".join(parts) or "nothing answers to a click", WALK_LENGTH)
 
     def _answers(self, element: Element) -> bool:
@@ -113,14 +113,16 @@ class App:
             and any(rule.on == "submit" and rule.of.matches(form) for rule in self.rules)
         )
 
-    def _effect(self, name: str) -> str:
+    def _effect(self, number: int) -> str:
         use = _Use(self._root.copy(), self.rules)
-        for element in use.root.inside():
+        elements = list(use.root.inside())
+        for element in elements:
             if element.tag in FIELDS and element.is_visible():
                 element.attrs["value"] = SAMPLE
         before = _texts(use.root)
-        if not use.happens(Event("click", f"#{name}")):
-            return "cannot be clicked"
+        if "disabled" in elements[number].attrs:
+            return "it is switched off"
+        use.click(elements[number])
         after = _texts(use.root)
         changes = [
             f"#{key} {_state(before.get(key))} -> {_state(after.get(key))}"
@@ -165,15 +167,19 @@ class _Use:
                 return False
             target.attrs["value"] = event.value[:MOST_TEXT_LATER]
         elif event.kind == "click":
-            form = _submits(target)
-            self._fire("click", list(target.lineage()))
-            if form is not None:
-                self._submit(form)
+            self.click(target)
         else:
             if target.tag != "form":
                 return False
             self._submit(target)
         return True
+
+    def click(self, target: Element) -> None:
+        """A click on an element, and on all that it stands in."""
+        form = _submits(target)
+        self._fire("click", list(target.lineage()))
+        if form is not None:
+            self._submit(form)
 
     def _submit(self, form: Element) -> None:
         for inside in form.inside():

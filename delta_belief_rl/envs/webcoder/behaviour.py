@@ -112,12 +112,12 @@ def _rule(given: object, name: str, root: Element) -> Rule:
 
 
 def _deed(given: object, name: str, root: Element) -> Deed:
-    keys = tuple(cast(Mapping[str, object], given)) if isinstance(given, dict) else ()
-    kinds = [kind for kind in DEEDS if kind in keys]
+    entries = cast(dict[str, object], given) if isinstance(given, dict) else {}
+    kinds = [kind for kind in DEEDS if kind in entries]
     if len(kinds) != 1:
         raise BuildError(f"{name}: a deed has exactly one of {', '.join(DEEDS)}")
     kind, more = kinds[0], DEEDS[kinds[0]]
-    deed = _mapping(given, f"{name}: {kind}", (kind, more) if more else (kind,))
+    deed = _mapping(entries, f"{name}: {kind}", (kind, more) if more else (kind,))
     to = _selector(deed[kind], f"{name}: {kind}", root)
     if kind == "append" and any(element.tag not in ("ul", "ol") for element in to.find(root)):
         raise BuildError(f"{name}: append needs a list, <ul> or <ol>")

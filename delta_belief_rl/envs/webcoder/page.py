@@ -11,18 +11,23 @@ import re
 import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from html.parser import HTMLParser
 
 MOST_DEPTH = 32
 MOST_ELEMENTS = 200
 
-VOID = frozenset("br hr img input link meta".split())
-KNOWN = VOID | frozenset(
-    "html head title style body header main footer nav section article aside div span p h1 h2 h3 "
-    "h4 h5 h6 ul ol li dl dt dd a button form label select option textarea fieldset legend table "
-    "caption thead tbody tfoot tr td th strong em b i small code pre blockquote figure figcaption "
-    "output".split()
+_VOID = "br hr img input link meta"
+_INLINE = "span a button label strong em b i small code output select option"
+_BLOCKS = (
+    "html head title style body header main footer nav section article aside div p h1 h2 h3 h4 h5 "
+    "h6 ul ol li dl dt dd form textarea fieldset legend table caption thead tbody tfoot tr td th "
+    "pre blockquote figure figcaption"
 )
+VOID = frozenset(_VOID.split())
+INLINE = frozenset(_INLINE.split())
+"""Elements whose text goes on in the same line; all others stand apart."""
+KNOWN = VOID | INLINE | frozenset(_BLOCKS.split())
 UNSEEN = frozenset({"head", "title", "style"})
 TEXT_ONLY = frozenset({"title", "textarea"})
 FIELDS = frozenset({"input", "textarea"})
@@ -99,7 +104,10 @@ class Element:
             elif child.tag == "br":
                 yield " "
             elif not child.hides and child.tag not in FIELDS:
+                between = "" if child.tag in INLINE else " "
+                yield between
                 yield from child._texts()
+                yield between
 
     def copy(self, parent: Element | None = None) -> Element:
         """A tree of its own."""
@@ -137,16 +145,7 @@ class Selector:
         Raises:
             SelectorError: It is none.
         """
-        words = text.split()
-        if not 1 <= len(words) <= 4 or len(text) > 120:
-            raise SelectorError(f"{text[:40]!r} is no selector")
-        parts: list[tuple[str, tuple[str, ...]]] = []
-        for word in words:
-            found = _PART.fullmatch(word)
-            if found is None:
-                raise SelectorError(f"{text[:40]!r} is no selector")
-            parts.append((found["tag"] or "", tuple(_PIECE.findall(found["rest"]))))
-        return cls(" ".join(words), tuple(parts))
+        return _selector(text)
 
     def matches(self, element: Element) -> bool:
         """Whether an element is meant."""
@@ -165,6 +164,20 @@ class Selector:
     def find(self, root: Element) -> list[Element]:
         """All elements of a page that are meant, in its order."""
         return [element for element in root.inside() if self.matches(element)]
+
+
+@lru_cache(maxsize=512)
+def _selector(text: str) -> Selector:
+    words = text.split()
+    if not 1 <= len(words) <= 4 or len(text) > 120:
+        raise SelectorError(f"{text[:40]!r} is no selector")
+    parts: list[tuple[str, tuple[str, ...]]] = []
+    for word in words:
+        found = _PART.fullmatch(word)
+        if found is None:
+            raise SelectorError(f"{text[:40]!r} is no selector")
+        parts.append((found["tag"] or "", tuple(_PIECE.findall(found["rest"]))))
+    return Selector(" ".join(words), tuple(parts))
 
 
 def _fits(element: Element, part: tuple[str, tuple[str, ...]]) -> bool:

@@ -99,9 +99,7 @@ def _body(lines: Iterator[str], fence: str) -> list[str] | None:
 def _block(words: list[str], body: list[str]) -> Operation | Reading:
     """What a block asks for, or why it cannot be."""
     edits = bool(words) and words[0].lower() == "edit"
-    if edits:
-        words = words[1:]
-    elif len(words) == 2 and words[0].lower() in _LANGUAGES:
+    if edits or (len(words) == 2 and words[0].lower() in _LANGUAGES):
         words = words[1:]
     if len(words) != 1 or words[0].lower() in _LANGUAGES:
         return Reading(note="no_path", problem="the first line of a block names one file")

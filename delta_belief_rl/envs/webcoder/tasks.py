@@ -40,8 +40,8 @@ FORMAT = """You write a small web application in text files. index.html is plain
 element, no scripts. app.json says what happens, for example:
 {"rules": [{"on": "click", "of": "#go", "do": [{"increment": "#n", "by": 1}]},
  {"on": "submit", "of": "#form", "do": [{"set": "#out", "text": "Hello {#who}"}]}]}
-Deeds are set and append (with "text"; {#who} is the value of the input #who; append adds an item to \
-a list), increment (with "by"), toggle (with "class"; the class hidden hides), show and hide.
+Deeds are set and append (with "text"; {#who} is the value of the input #who; append adds an item \
+to a list), increment (with "by"), toggle (with "class"; the class hidden hides), show and hide.
 A block writes a whole file:
 ```index.html
 <h1>Hello</h1>
@@ -52,8 +52,8 @@ Hello
 =====
 Good day
 ```
-On a line of its own, show index.html shows a file, delete notes.txt deletes one, and done ends the \
-task. There are {number} tasks, with {turns} messages each at most.
+On a line of its own, show index.html shows a file, delete notes.txt deletes one, and done ends \
+the task. There are {number} tasks, with {turns} messages each at most.
 
 """
 """Opens the games of a model that does not know the format."""
@@ -191,7 +191,8 @@ def families() -> Mapping[str, Mapping[str, Any]]:
 
 @lru_cache(maxsize=4)
 def _read(name: str) -> Mapping[str, Any]:
-    return yaml.safe_load((DATA / f"{name}.yaml").read_text(encoding="utf-8"))
+    # Every scalar is text: YAML would read the key "on" as a truth value.
+    return yaml.load((DATA / f"{name}.yaml").read_text(encoding="utf-8"), yaml.BaseLoader)
 
 
 def _draw(split: str, number: int, seed: int, seen: set[str]) -> _Drawn:
@@ -276,9 +277,18 @@ def _scenario(drawn: _Drawn, kinds: Sequence[str]) -> dict[str, object]:
         }
         for kind in kinds
     ]
-    given = _filled(families()[drawn.family]["requirements"], drawn.words)
-    requirements = [
-        {**one, "steps": [{"holds": s} if isinstance(s, list) else s for s in one["steps"]]}
+    given: list[dict[str, Any]] = _filled(families()[drawn.family]["requirements"], drawn.words)
+    requirements: list[dict[str, object]] = [
+        {
+            **one,
+            "weight": float(one["weight"]),
+            "steps": [_whole(step) for step in one["steps"]],
+        }
         for one in given
     ]
     return {"family": drawn.family, "jobs": jobs, "requirements": requirements}
+
+
+def _whole(step: object) -> object:
+    """A step as a mapping; a bare predicate is one without events."""
+    return {"holds": cast(object, step)} if isinstance(step, list) else step
