@@ -89,6 +89,7 @@ from delta_belief_rl.trainer.settings_rewards import (
 )
 from delta_belief_rl.trainer.sole_start import sole_start
 from delta_belief_rl.trainer.tasks import load_tasks
+from delta_belief_rl.trainer.trees import check_trees, is_tree
 from delta_belief_rl.types import Task, UserError
 
 
@@ -126,6 +127,8 @@ def _run(cfg: RunConfig, plan: Plan) -> int:
     variance_settings(cfg)
     if cfg.multi_turn.logprob_sampling.enabled:
         check_rewindable(make_env((tasks.train or tasks.val)[0]))
+    if is_tree(cfg) and tasks.train:
+        check_trees(cfg, make_env(tasks.train[0]))
     root, run_dir = Path(cfg.trainer.default_local_dir), Path(cfg.trainer.output_dir)
     check_owner(run_dir, root)
     with sole_start(root):

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from delta_belief_rl.config import rules_learning as learning
 from delta_belief_rl.config import rules_pools as pools
+from delta_belief_rl.config import rules_trees, rules_views
 from delta_belief_rl.config.schema import RunConfig
 from delta_belief_rl.config.schema_actor import ActorRolloutRef
 from delta_belief_rl.config.schema_algo import CREDIT_TRANSFORMS, ESTIMATORS
@@ -221,6 +222,8 @@ _RULES = (
     _turns,
     learning.belief,
     learning.batches,
+    rules_trees.trees,
+    rules_views.views,
     learning.loss,
     learning.sampling,
     learning.abort,

@@ -157,7 +157,8 @@ def test_trees_have_the_shape_that_their_rule_gives_them(
 def test_R2_a_step_is_a_function_of_seed_secret_and_step(
     rule: str, forests: dict[str, list[Group]]
 ) -> None:
-    for options in ({"salt": "x"}, {"salt": "y"}, {"max_games": 3}):
+    choices: tuple[dict[str, Any], ...] = ({"salt": "x"}, {"salt": "y"}, {"max_games": 3})
+    for options in choices:
         again = grown(config(rule), **options)
         assert [[game.token_ids for game in group.trajectories] for group in again] == [
             [game.token_ids for game in group.trajectories] for group in forests[rule]

@@ -33,7 +33,7 @@ def table(valid: list[bool]) -> TurnTable:
         traj=whole,
         turn=np.arange(rows, dtype=np.int64),
         n_tokens=np.ones(rows, dtype=np.int64),
-        valid=np.array(valid),
+        valid=np.array(valid, dtype=np.bool_),
         terminal=flags,
         truncated=flags,
         won=flags,

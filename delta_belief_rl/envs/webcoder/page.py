@@ -39,6 +39,10 @@ _PART = re.compile(
     r"(?P<rest>(?:#[\w-]+|\.[\w-]+|\[[a-z-]+(?:=(?:\"[^\"\]]*\"|'[^'\]]*'|[\w-]+))?\])*)"
 )
 _PIECE = re.compile(r"[#.][\w-]+|\[[^\]]+\]")
+# Where readers of HTML differ, a page is an error.
+_ODD_COMMENT = re.compile(r"<!--?>|<!--->|--!>")
+_DECLARATION = re.compile(r"<!(?!doctype)", re.IGNORECASE)
+_TAG = re.compile(r"<[A-Za-z/!?]")
 _ID = re.compile(r"[\w-]{1,64}")
 
 
@@ -202,15 +206,29 @@ def parse_page(text: str) -> Element:
     Raises:
         BuildError: It is none that can be built.
     """
-    opened = text.rfind("<!--")
-    if opened >= 0 and text.find("-->", opened + 4) < 0:
-        raise BuildError("a comment is never closed")
-    if re.search(r"<[A-Za-z/!?][^>]*\Z", text):
+    if _ODD_COMMENT.search(text):
+        raise BuildError("a comment begins with <!-- and ends with -->")
+    bare = _without_comments(text)
+    if _DECLARATION.search(bare):
+        raise BuildError("<!...> is not allowed")
+    if _TAG.search(bare, bare.rfind(">") + 1):
         raise BuildError("the page ends inside a tag")
     reader = _Reader()
     reader.feed(text)
     reader.close()
     return reader.finish()
+
+
+def _without_comments(text: str) -> str:
+    parts: list[str] = []
+    at = 0
+    while (begin := text.find("<!--", at)) >= 0:
+        end = text.find("-->", begin + 4)
+        if end < 0:
+            raise BuildError("a comment is never closed")
+        parts.append(text[at:begin])
+        at = end + 3
+    return "".join([*parts, text[at:]])
 
 
 class _Reader(HTMLParser):
@@ -262,15 +280,6 @@ class _Reader(HTMLParser):
         if "<" in data and self._here.tag in TEXT_ONLY:
             raise BuildError(f"line {self.getpos()[0]}: <{self._here.tag}> holds text only")
         self._here.children.append(data)
-
-    def handle_decl(self, decl: str) -> None:
-        """``<!DOCTYPE html>`` and nothing else."""
-        if decl.split()[:1] not in (["doctype"], ["DOCTYPE"]):
-            raise BuildError(f"line {self.getpos()[0]}: <!...> is not allowed")
-
-    def unknown_decl(self, data: str) -> None:
-        """``<![CDATA[``."""
-        raise BuildError(f"line {self.getpos()[0]}: <![...]> is not allowed")
 
     def handle_pi(self, data: str) -> None:
         """``<?php``."""
