@@ -12,7 +12,7 @@ compares them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -79,11 +79,20 @@ class ScoreRequest:
 
 @dataclass(frozen=True, slots=True)
 class ScoreResult:
-    """``logp [n]``, ``beliefs [k + 1]`` and, if asked for, ``entropy [n]``; all in nats."""
+    """``logp [n]``, ``beliefs [k + 1]`` and, if asked for, ``entropy [n]``; all in nats.
+
+    ``values [n + 1]``, if asked for, are a critic's: at the places that predict the action
+    positions, and at the end of the stream.
+    """
 
     logp: FloatArray
     beliefs: FloatArray
     entropy: FloatArray | None = None
+    values: FloatArray | None = None
+
+
+ValueOf = Callable[[torch.Tensor], torch.Tensor]
+"""Hidden states ``[n, hidden]`` to values ``[n]``."""
 
 
 def score_batch(
@@ -94,6 +103,7 @@ def score_batch(
     with_entropy: bool = False,
     belief_model: str = POLICY,
     chunk: int = 1024,
+    value_of: ValueOf | None = None,
 ) -> list[ScoreResult]:
     """Score finished games, one packed forward for each micro-batch.
 
@@ -109,6 +119,7 @@ def score_batch(
         with_entropy: Also give the entropy at every action position.
         belief_model: ``"policy"``, ``"base"`` or the name of an adapter.
         chunk: Rows of logits that exist at one time.
+        value_of: Also give the values that this reads from the same hidden states.
 
     Returns:
         One result for each game, in the order given.
@@ -126,14 +137,14 @@ def score_batch(
     lengths = [_segment(game, together).num_tokens for game in games]
     for part in plan_passes(lengths, max_tokens_per_pass, padded=not runs_ragged(model)):
         batch = [games[i] for i in part]
-        scored = _pass(model, batch, temperature, chunk, with_entropy, together)
+        scored = _pass(model, batch, temperature, chunk, with_entropy, together, value_of)
         for i, result in zip(part, scored, strict=True):
             results[i] = result
     if together or not any(game.elicitation is not None for game in games):
         return results
     beliefs = score_beliefs(model, games, max_tokens_per_pass, belief_model, chunk)
     return [
-        ScoreResult(result.logp, belief, result.entropy)
+        ScoreResult(result.logp, belief, result.entropy, result.values)
         for result, belief in zip(results, beliefs, strict=True)
     ]
 
@@ -217,6 +228,7 @@ def _pass(
     chunk: int,
     with_entropy: bool,
     with_belief: bool,
+    value_of: ValueOf | None = None,
 ) -> list[ScoreResult]:
     segments = [_segment(game, with_belief) for game in games]
     packed = pack(segments, model.device, runs_ragged(model))
@@ -228,11 +240,13 @@ def _pass(
         for i, game in enumerate(games)
     ]
     belief_logp, _ = _score(model, hidden, guesses, 1.0, chunk, False)
+    values = _values(packed, hidden, actions, value_of) if value_of is not None else None
     return [
         ScoreResult(
             logp=logp[i],
             beliefs=_beliefs(game, belief_logp[i]) if with_belief else np.zeros(0),
             entropy=entropy[i] if with_entropy else None,
+            values=values[i] if values is not None else None,
         )
         for i, game in enumerate(games)
     ]
@@ -274,6 +288,17 @@ def _score(
     logp = np.split(_array(scores.logp), ends[:-1])
     entropy = np.split(_array(scores.entropy), ends[:-1]) if scores.entropy is not None else []
     return list(logp), list(entropy)
+
+
+def _values(
+    packed: PackedInput, hidden: torch.Tensor, rows: Sequence[_Rows], value_of: ValueOf
+) -> list[FloatArray]:
+    """Values at the sources of all games and at the last token of each trunk, game by game."""
+    ends = packed.segment_starts[:-1] + packed.trunk_lengths - 1
+    sources = [np.append(source, end) for (source, _), end in zip(rows, ends, strict=True)]
+    index = torch.as_tensor(np.concatenate(sources), device=hidden.device)
+    values = _array(value_of(hidden.index_select(0, index)))
+    return list(np.split(values, np.cumsum([len(source) for source in sources])[:-1]))
 
 
 def _array(values: torch.Tensor) -> FloatArray:

@@ -141,9 +141,12 @@ class PolicyActor:
                 "critic.form=own needs LoRA adapters: set actor_rollout_ref.model.lora_rank, or "
                 "critic.form=shared."
             )
-        elif lora.ema or {EMA, BASE} & {*settings.views, *settings.beliefs}:
+        elif lora.ema or {EMA, BASE} & {
+            *(*settings.views, *settings.beliefs),
+            *(reader for _, reader in settings.contexts),
+        }:
             raise UserError(
-                "A base or slow belief model needs LoRA adapters: "
+                "A base or slow model of beliefs or views needs LoRA adapters: "
                 "set actor_rollout_ref.model.lora_rank."
             )
         if settings.gradient_checkpointing:

@@ -15,6 +15,7 @@ from delta_belief_rl.rollout.store import write_groups
 from delta_belief_rl.trainer import health, kept, persist, steps
 from delta_belief_rl.trainer.collect import collect
 from delta_belief_rl.trainer.crosscheck import cross_check
+from delta_belief_rl.trainer.distil import with_tops
 from delta_belief_rl.trainer.packing import build_batch, flat_trajectories, plan_update
 from delta_belief_rl.trainer.services import Services
 from delta_belief_rl.trainer.settings import games_per_update, micro_batch_tokens
@@ -73,6 +74,7 @@ async def train_step(run: Services, step: int) -> dict[str, float]:
                 steps.batch_columns(table, advantage, scores),
                 advantage.tokens,
             )
+            batch = with_tops(batch, [score.top for score in scores])
             plan = plan_update(
                 batch,
                 ranks=run.policy.num_ranks,

@@ -183,15 +183,21 @@ def trained_games(batch: TrainBatch) -> IntArray:
 
 
 def denominators(batch: TrainBatch, games: IntArray, length: float = 1.0) -> dict[str, float]:
-    """Tokens, turns and rows that carry weight in some games; see ``losses.aggregate``."""
-    tokens = turns = rows = 0
+    """Tokens, turns and rows that carry weight in some games; see ``losses.aggregate``.
+
+    Where turns are distilled, also their tokens, as ``distil`` (``losses.distil``).
+    """
+    tokens = turns = rows = distilled = 0
     for game in games:
         span = slice(int(batch.offsets[game]), int(batch.offsets[game + 1]))
         used = batch.weight[span] != 0
         tokens += int(used.sum())
         turns += len(np.unique(batch.turn_ids[span][used]))
         rows += bool(used.any())
-    return {"tokens": float(tokens), "turns": float(turns), "rows": float(rows), "length": length}
+        if "distil" in batch.views:
+            distilled += int((used & (batch.views["distil"][span] > 0)).sum())
+    counts = {"tokens": float(tokens), "turns": float(turns), "rows": float(rows), "length": length}
+    return {**counts, "distil": float(distilled)} if "distil" in batch.views else counts
 
 
 def deal(lengths: Sequence[int] | IntArray, ranks: int) -> list[list[int]]:

@@ -84,8 +84,8 @@ class ScorePass:
     def __call__(self, games: Sequence[ScoreRequest]) -> list[GameScore]:
         """Log-probs of each game's own tokens, its beliefs and values, in the order of games.
 
-        The policy's log-probs and its beliefs come from one forward per micro-batch; each further
-        model, context or critic costs one more.
+        The policy's log-probs, its beliefs and the values of a critic that shares its hidden states
+        come from one forward per micro-batch; each further model, context or critic costs one more.
         """
         settings = self.settings
         plain = [replace(game, elicitation=None, belief_points=()) for game in games]
@@ -96,7 +96,9 @@ class ScorePass:
             max_tokens_per_pass=WHOLE,
             temperature=settings.temperature,
         )
-        own = self._passes(asked, partial(score, with_entropy=True))
+        critic = self.critic
+        shared = critic.head if critic is not None and not critic.settings.own else None
+        own = self._passes(asked, partial(score, with_entropy=True, value_of=shared))
         beliefs: dict[str, list[FloatArray]] = {}
         for name in settings.beliefs:
             if name == POLICY:
@@ -121,10 +123,10 @@ class ScorePass:
                     views[name] = _logps(games, tops)
                 else:
                     views[name] = _logps(games, self._behind(name, games, score))
-        values: list[FloatArray] = []
-        if self.critic is not None:
+        values = [result.values for result in own if result.values is not None]
+        if critic is not None and critic.settings.own:
             with self.meter.measure("values"):
-                values = self._passes(plain, self.critic.score)
+                values = self._passes(plain, critic.score)
         return [
             GameScore(
                 logp=result.logp,

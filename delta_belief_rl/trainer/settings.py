@@ -27,6 +27,7 @@ from delta_belief_rl.judge.prompts import opening_key
 from delta_belief_rl.rollout.candidates import CandidateSettings
 from delta_belief_rl.trainer.actor import BASE, EMA, POLICY, ActorSettings, AdapterSettings
 from delta_belief_rl.trainer.critic import CriticSettings
+from delta_belief_rl.trainer.distil import distillation_of
 from delta_belief_rl.trainer.optimizer import OptimizerSettings
 from delta_belief_rl.trainer.own_credit import own_credit
 from delta_belief_rl.types import UserError
@@ -175,6 +176,7 @@ def actor_settings(
         score_tokens=score_tokens(cfg),
         old_is_new=single_update(cfg),
         critic=critic_settings(cfg, device, total_steps),
+        distil=None if cfg.trainer.val_only else distillation_of(credit_method(cfg)),
     )
 
 

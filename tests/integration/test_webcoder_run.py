@@ -132,6 +132,6 @@ def test_the_configured_environment_plays_its_tasks(tmp_path: Path, model: Path)
 
 def test_the_environment_by_its_name_alone_has_all_tasks() -> None:
     name = ["experiment=smollm2_cpu", "env=webcoder", "judge=rules"]
-    cfg, _ = load_config([*name, "data.sample_count={}", "trainer.final_test=true"])
+    cfg, _ = load_config([*name, "data.sample_count={val: 64}", "trainer.final_test=true"])
     sets = load_tasks(cfg)
     assert (len(sets.train), len(sets.val), len(sets.test)) == (256, 64, 64)

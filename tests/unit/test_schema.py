@@ -137,10 +137,11 @@ def test_U2_an_inert_setting_gives_one_warning_line() -> None:
 
 
 def test_U2_a_family_without_effect_is_warned_of_once() -> None:
-    tree = nest("critic.ppo_epochs", 3)
+    tree = nest("critic.model.path", "other")
+    tree["critic"]["model"]["tokenizer_path"] = "other"
     tree["critic"]["optim"] = {"lr": 1.0}
     assert convert(tree)[1] == [
-        "critic.* settings have no effect: no advantage estimator here trains a critic."
+        "critic.model.* settings have no effect: the critic reads the policy's model (critic.form)."
     ]
 
 

@@ -21,7 +21,7 @@ from webcoder_fakes import (
 
 from delta_belief_rl.envs.webcoder.app import App, build
 from delta_belief_rl.envs.webcoder.game import WebCoder
-from delta_belief_rl.envs.webcoder.page import parse_page
+from delta_belief_rl.envs.webcoder.page import SelectorError, parse_page
 from delta_belief_rl.envs.webcoder.project import (
     Delete,
     Edit,
@@ -130,8 +130,8 @@ def test_selectors_mean_what_they_mean_in_css(selector: str, texts: tuple[str, .
 
 def test_every_deed_does_what_it_says_on_a_copy() -> None:
     page = (
-        '<p id="t">a</p><p id="n">1</p><ul id="l"></ul><p id="h" hidden>h</p><input id="i" value="v">'
-        '<p id="c">c</p><button id="go">go</button>'
+        '<p id="t">a</p><p id="n">1</p><ul id="l"></ul><p id="h" hidden>h</p>'
+        '<input id="i" value="v"><p id="c">c</p><button id="go">go</button>'
     )
     deeds = [
         [{"set": "#t", "text": "{#i}!"}, {"set": "#i", "text": "w"}],
@@ -268,3 +268,38 @@ def test_a_task_without_a_project_is_refused(scenario: str) -> None:
         WebCoder(replace(THREE, scenario=scenario), 4)
     with pytest.raises(UserError, match="its tasks are generate"):
         WebCoder(task(job("generate")), 4)
+
+
+def test_an_event_on_what_is_no_selector_is_an_error_of_the_caller() -> None:
+    with pytest.raises(SelectorError):
+        app(PAGE).after((Event("click", "a >> b"),))
+
+
+def test_a_walk_and_an_outline_tell_what_is_seen() -> None:
+    page = (
+        '<p>one<br>two</p><button id="a" disabled>A</button><button id="b">B</button>'
+        '<form><input id="i"><button>Go</button></form><p id="t">-</p><p id="h" hidden>x</p>'
+    )
+    rules = [
+        {"on": "click", "of": "button", "do": [{"toggle": "#t", "class": "x"}]},
+        {"on": "click", "of": "#b", "do": [{"show": "#h"}]},
+        {"on": "submit", "of": "form", "do": [{"set": "#t", "text": "{#i}"}]},
+    ]
+    made = app(page, rules)
+    assert made.outline() == (
+        'p "one two" | button#a "A" | button#b "B" | input#i | button "Go" | p#t "-"'
+    )
+    assert made.walk() == (
+        'click on button#a "A": it is switched off; '
+        'click on button#b "B": #h hidden -> "x"; '
+        'click on button "Go": #t "-" -> "sample"'
+    )
+    assert sees(made.after(()), "p") == ("one two", "-")
+    assert app("<p>x</p>").walk() == "nothing answers to a click"
+    assert app("<p hidden>x</p>").outline() == "nothing"
+
+
+def test_a_task_that_requires_nothing_is_refused() -> None:
+    late = {**HEADING, "since": "modify"}
+    with pytest.raises(UserError, match="a task requires nothing"):
+        WebCoder(task(job("reproduce"), requirements=(late,)), 4)

@@ -22,6 +22,7 @@ from delta_belief_rl.types import Verdict
 
 PAGE = '<h1>Tea</h1><span id="count">0</span><button id="plus">Add</button>'
 RULES = '{"rules": [{"on": "click", "of": "#plus", "do": [{"increment": "#count", "by": 1}]}]}'
+ADD = {"increment": "#count", "by": 1}
 COUNTS = requirement_from_json(
     {
         "id": "counts",
@@ -141,7 +142,7 @@ NOT_MET = {
     "wrong_step": (PAGE, rule(do=[{"increment": "#count", "by": 2}])),
     "right_once": (PAGE, rule(do=[{"set": "#count", "text": "1"}])),
     "answer_in_advance": (PAGE.replace(">0<", ">1<"), RULES),
-    "second_count_elsewhere": (PAGE.replace(' id="count"', ' class="count"'), rule(do=[{"increment": ".count", "by": 1}])),
+    "class_for_id": (PAGE.replace("id=\"count", "class=\"count"), RULES.replace("#c", ".c")),
     "two_headings": (PAGE + "<h1>Tea</h1>", RULES),
     "all_headings": ("".join(f"<h1>{word}</h1>" for word in ("Tea", "Coffee")) + PAGE, RULES),
     "in_a_comment": (f"<!-- {PAGE} --><p>x</p>", None),
@@ -156,18 +157,18 @@ NOT_MET = {
     "invisible_by_style": (f'<div style="visibility:hidden">{PAGE}</div>', RULES),
     "switched_off": (PAGE.replace("<button", "<button disabled"), RULES),
     "other_case": (PAGE.replace("Tea", "TEA"), RULES),
-    "id_in_other_case": (PAGE.replace('"count"', '"Count"'), rule(do=[{"increment": "#Count", "by": 1}])),
+    "id_in_other_case": (PAGE.replace("count", "Count"), RULES.replace("count", "Count")),
     "look_alike_letter": (PAGE.replace("Tea", "T\u0435a"), RULES),
     "invisible_letter": (PAGE.replace("Tea", "Te\u200ba"), RULES),
     "full_width_digit": (PAGE.replace(">0<", ">\uff10<"), RULES),
     "other_digits": (PAGE.replace(">0<", ">\u0660<"), RULES),
     "link_for_button": (PAGE.replace("button", "a"), RULES),
-    "input_for_span": (PAGE.replace('<span id="count">0</span>', '<input id="count" value="0">'), RULES),
+    "input_for_span": (PAGE.replace("<span", "<input value=0").replace("0</span>", ""), RULES),
     "count_in_text": (PAGE.replace(">0<", ">0 clicks<"), RULES),
-    "hides_after_click": (PAGE, rule(do=[{"increment": "#count", "by": 1}, {"hide": "#plus"}])),
-    "undone_by_a_second_rule": (PAGE, rule(do=[{"increment": "#count", "by": 1}, {"set": "#count", "text": "0"}])),
+    "hides_after_click": (PAGE, rule(do=[ADD, {"hide": "#plus"}])),
+    "undone_by_a_second_deed": (PAGE, rule(do=[ADD, {"set": "#count", "text": "0"}])),
     "counts_at_two_depths": (f"<div>{PAGE}</div>", json.dumps({"rules": [
-        {"on": "click", "of": of, "do": [{"increment": "#count", "by": 1}]} for of in ("#plus", "div")
+        {"on": "click", "of": of, "do": [ADD]} for of in ("#plus", "div")
     ]})),
     "empty_page": ("", None),
     "blank_page": ("   \n", None),
@@ -176,7 +177,7 @@ NOT_MET = {
 
 MET = {
     "as_it_is": PAGE,
-    "whole_document": f"<!DOCTYPE html><html><head><title>x</title></head><body>{PAGE}</body></html>",
+    "whole_document": f"<!DOCTYPE html><html><head><title>x</title></head>{PAGE}</html>",
     "tags_in_capitals": "<H1>Tea</H1><SPAN ID='count'>0</SPAN><BUTTON id=plus>Add</BUTTON>",
     "single_quotes": PAGE.replace('"', "'"),
     "quotes_in_quotes": PAGE.replace("<h1", "<h1 title='say \"Tea\" > 0'"),
@@ -221,7 +222,10 @@ REFUSED = {
     "edit_without_a_middle": ("```edit index.html\na\n```", "bad_edit"),
     "edit_with_two_middles": ("```edit index.html\na\n=====\nb\n=====\nc\n```", "bad_edit"),
     "edit_of_nothing": ("```index.html\na\n```\n```edit index.html\n=====\nb\n```", "no_place"),
-    "edit_in_two_places": ("```index.html\naa\n```\n```edit index.html\na\n=====\nb\n```", "no_place"),
+    "edit_in_two_places": (
+        "```index.html\naa\n```\n```edit index.html\na\n=====\nb\n```",
+        "no_place",
+    ),
     "huge_file": ("```index.html\n" + "x" * (MOST_CHARACTERS + 1) + "\n```", "too_large"),
     "grown_by_an_edit": (
         "```index.html\nab\n```\n```edit index.html\nab\n=====\n" + "x" * MOST_CHARACTERS + "\n```",
@@ -229,7 +233,10 @@ REFUSED = {
     ),
     "many_files": ("\n".join(f"```n{n}.txt\nx\n```" for n in range(9)), "too_large"),
     "many_blocks": ("\n".join("```n.txt\nx\n```" for _ in range(17)), "too_large"),
-    "done_beside_a_bad_block": (f"```../x.txt\nx\n```\n```index.html\n{PAGE}\n```\ndone", "bad_path"),
+    "done_beside_a_bad_block": (
+        f"```../x.txt\nx\n```\n```index.html\n{PAGE}\n```\ndone",
+        "bad_path",
+    ),
 }  # fmt: skip
 
 (TASK,) = make_tasks("val", 1, 0)
@@ -329,3 +336,17 @@ def test_an_application_that_grows_without_end_stays_within_its_limit() -> None:
 def test_a_fence_inside_a_longer_fence_belongs_to_the_file() -> None:
     reading = read("````notes.md\n```index.html\nx\n```\n````")
     assert [operation.path for operation in reading.operations] == ["notes.md"]
+
+
+@pytest.mark.parametrize("depth", [50, 300, 900, 970, 990, 1100, 5000])
+@pytest.mark.parametrize("brackets", ["[]", "{}"])
+def test_a_file_nested_however_deep_is_a_failed_build(depth: int, brackets: str) -> None:
+    opening = "[" if brackets == "[]" else '{"a":'
+    depth = min(depth, 11_900 // (len(opening) + 1))
+    nested = opening * depth + "1" + brackets[1] * depth
+    env = WebCoder(TASK, 8)
+    text = f"```index.html\n{PAGE}\n```\n```app.json\n{nested}\n```"
+    outcome = env.apply(env.parse(text), None)
+    assert outcome.diagnostics == ("build_failed",)
+    assert env.state_key() != WebCoder(TASK, 8).state_key()
+    assert env.action_key(text) == outcome.action_key

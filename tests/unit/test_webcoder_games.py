@@ -29,11 +29,7 @@ from delta_belief_rl.envs.webcoder import ENVIRONMENTS
 from delta_belief_rl.envs.webcoder.app import build
 from delta_belief_rl.envs.webcoder.faults import broken
 from delta_belief_rl.envs.webcoder.game import CLOSED, WebCoder
-from delta_belief_rl.envs.webcoder.page import SelectorError
 from delta_belief_rl.envs.webcoder.report import by_kind, task_rewards
-from delta_belief_rl.envs.webcoder.requirements import (
-    Event,
-)
 from delta_belief_rl.envs.webcoder.settings import WebCoderSettings, read_settings
 from delta_belief_rl.envs.webcoder.tasks import make_tasks
 from delta_belief_rl.types import (
@@ -335,8 +331,6 @@ def test_no_judge_is_asked_and_a_game_is_single_use() -> None:
         env.apply(action, None)
     with pytest.raises(TypeError):
         env.restore("x")
-    with pytest.raises(SelectorError):
-        app(PAGE).after((Event("click", "a >> b"),))
 
 
 def test_settings_are_read() -> None:

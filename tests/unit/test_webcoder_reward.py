@@ -159,5 +159,5 @@ def test_counts_that_do_not_fit_are_refused() -> None:
 
 @pytest.mark.parametrize("price", [-0.1, np.nan, np.inf, 11.0])
 def test_the_price_of_a_regression_has_a_range(price: float) -> None:
-    with pytest.raises(UserError, match="env_kwargs.regression"):
+    with pytest.raises(UserError, match=r"env_kwargs\.regression"):
         RequirementsSettings(regression=price)

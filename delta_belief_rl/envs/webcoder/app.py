@@ -264,7 +264,7 @@ def _tells(element: Element) -> bool:
 
 def _shown(element: Element) -> str:
     name = f"#{element.attrs['id']}" if "id" in element.attrs else ""
-    own = plain("".join(child for child in element.children if isinstance(child, str)))
+    own = plain(" ".join(child for child in element.children if isinstance(child, str)))
     return f'{element.tag}{name} "{_cut(own, 60)}"' if own else f"{element.tag}{name}"
 
 
