@@ -164,6 +164,18 @@ def test_the_page_promises_no_name_that_no_run_has(runs: list[dict[str, Any]]) -
     assert promised - known - moved == set()
 
 
+def test_names_of_methods_of_credit_are_written_by_the_package() -> None:
+    """Runs of these methods are elsewhere; here each name has to stand in the code."""
+    section = PAGE.read_text().split("### Methods of credit")[1].split("\n### ")[0]
+    cells = re.findall(r"^\| (`[^|]+`) \|", section, flags=re.M)
+    names = [
+        name for cell in cells for part in re.findall(r"`([^`]+)`", cell) for name in expand(part)
+    ]
+    code = "".join(path.read_text() for path in (ROOT / "delta_belief_rl").rglob("*.py"))
+    assert len(names) > 30
+    assert [name for name in names if f'{name.rpartition("/")[2]}"' not in code] == []
+
+
 def test_every_value_is_a_number_that_json_can_hold_or_null(runs: list[dict[str, Any]]) -> None:
     for record in runs:
         for name, value in record.items():
