@@ -129,6 +129,7 @@ GROUPS: dict[str, Entry] = {
     "cispo": Entry(
         "grpo with clipped weights in place of clipped ratios", Label.CODE, "2506.13585"
     ),
+    "clinical": Entry("grpo paid for the uncertainty that questions remove", Label.DIGEST),
     "dapo": Entry(
         "grpo on groups that differ, a wider upper clip, a price on length",
         Label.CODE,

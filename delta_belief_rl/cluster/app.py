@@ -84,6 +84,7 @@ from delta_belief_rl.trainer.settings import (
 from delta_belief_rl.trainer.settings_rewards import (
     kl_reward,
     prices,
+    question_settings,
     reward_settings,
     variance_settings,
 )
@@ -260,10 +261,16 @@ def _check_credit(cfg: RunConfig, tasks: TaskSets, make_env: EnvFactory) -> None
     credit = credit_method(cfg)
     if cfg.trainer.val_only:
         return
-    parts = elements_of(credit)
+    parts, paid = elements_of(credit), question_settings(cfg) is not None
     # A game is made only where somebody asks what it has.
     asked = any(name in HOOK_COLUMNS for part in parts for name in part.requires)
-    hooks = available_hooks(make_env(tasks.train[0])) if asked else ()
+    hooks = available_hooks(make_env(tasks.train[0])) if asked or paid else ()
+    if paid and "uncertainty" not in hooks:
+        raise UserError(
+            f"algorithm.clinical.enabled needs the hook uncertainty, which the environment "
+            f"{cfg.multi_turn.env} does not have: add uncertainty() to it, or set "
+            "algorithm.clinical.enabled=false."
+        )
     tokens = [
         LOGP,
         *((VALUES,) if critic_settings(cfg) else ()),
@@ -419,7 +426,7 @@ def _services(
         policy=pools.policy,
         engines=pools.engines,
         judge=pools.judge,
-        shaper=ChannelShaper(reward_settings(cfg)),
+        shaper=ChannelShaper(reward_settings(cfg), question_settings(cfg)),
         credit=credit,
         scorers=credit_scorers(cfg, credit),
         hinted=hinter(chat),

@@ -18,6 +18,7 @@ from delta_belief_rl.config.schema_credit import (
 )
 from delta_belief_rl.config.schema_critic import BilevelGae, Gae, Mpo, TurnPpo
 from delta_belief_rl.config.schema_rewards import (
+    Clinical,
     FilterGroups,
     Overlong,
     ProcessReward,
@@ -164,4 +165,5 @@ class Algorithm:
     filter_groups: FilterGroups = field(default_factory=FilterGroups)
     overlong: Overlong = field(default_factory=Overlong)
     process_reward: ProcessReward = field(default_factory=ProcessReward)
+    clinical: Clinical = field(default_factory=Clinical)
     reward_normalisation: RewardNormalisation = field(default_factory=RewardNormalisation)

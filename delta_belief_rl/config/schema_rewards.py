@@ -67,6 +67,26 @@ class ProcessReward:
 
 
 @dataclass(frozen=True, slots=True)
+class Clinical:
+    """Pay for questions, where an environment knows exactly what is still uncertain."""
+
+    enabled: bool = opt(
+        False,
+        "Pay a question for the uncertainty that its answer removed, by the environment's own "
+        "posterior; needs the hook uncertainty.",
+        new=True,
+    )
+    form: Literal["entropy", "logp", "positive"] = opt(
+        "entropy",
+        "What is paid: the fall of the posterior's entropy, the rise of the truth's log-prob in "
+        "nats, or the falls of the entropy without its rises.",
+        new=True,
+    )
+    beta: float = opt(0.5, "Reward of the whole entropy, or of one nat.", new=True)
+    cost: float = opt(0.0, "Price of a question.", new=True)
+
+
+@dataclass(frozen=True, slots=True)
 class RewardNormalisation:
     """Returns on one scale before credit (StarPO)."""
 

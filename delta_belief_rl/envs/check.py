@@ -14,6 +14,7 @@ OPTIONAL_HOOKS = (
     "progress",
     "footprint",
     "belief",
+    "uncertainty",
     "snapshot",
     "restore",
     "reference",
@@ -171,7 +172,7 @@ def _check_judge_failure(env: Env, actions: Sequence[str]) -> None:
         "a failed judge call must have the verdict 'error', nothing else",
     )
     after = _view(env)
-    for hook in ("state_key", "progress", "belief"):
+    for hook in ("state_key", "progress", "belief", "uncertainty"):
         _require(known.get(hook) == after.get(hook), f"a failed judge call changed '{hook}'")
 
 
@@ -246,6 +247,14 @@ def _view(env: Env) -> dict[str, object]:
         )
         _require(abs(total - 1.0) < 1e-6, f"'belief' must sum to 1, not to {total:.6g}")
         view["belief"] = belief
+    if "uncertainty" in hooks:
+        entropy, truth = cast(tuple[float, float], _call(env, "uncertainty"))
+        _require(-1e-9 <= entropy <= 1 + 1e-9, "the entropy of 'uncertainty' must lie in [0, 1]")
+        _require(
+            math.isfinite(truth) and truth <= 1e-9,
+            "the second number of 'uncertainty' must be a log-probability",
+        )
+        view["uncertainty"] = (entropy, truth)
     if "footprint" in hooks:
         parts = cast(tuple[object, ...], _call(env, "footprint"))
         good = len(parts) == 2 and all(isinstance(part, frozenset) for part in parts)

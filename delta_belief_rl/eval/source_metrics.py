@@ -1,7 +1,7 @@
 """Metrics of an evaluation by data source and variable, by the reference's names.
 
 For each source and each of ``reward``, ``invalid_count``, ``repeated_count`` and ``num_questions``,
-with ``n`` games of each secret::
+and ``score`` where every game has a grade, with ``n`` games of each secret::
 
     val-aux/<source>/<variable>/{mean@n, std@n, best@j/mean, best@j/std, worst@j/mean, worst@j/std}
 
@@ -25,7 +25,7 @@ from delta_belief_rl.algo.shapers.channels import WinRule, is_void
 from delta_belief_rl.eval.best_of import best_of, draw_sizes
 from delta_belief_rl.types import FloatArray, Group, Trajectory, Verdict
 
-REWARD = "reward"
+REWARD, SCORE = "reward", "score"
 COUNTS: Mapping[str, Callable[[Trajectory], float]] = {
     "invalid_count": lambda game: float(game.count(Verdict.INVALID)),
     "repeated_count": lambda game: float(game.count(Verdict.REPEATED)),
@@ -64,6 +64,9 @@ def source_metrics(
             name: np.array([[value(game) for game in group.trajectories] for group in own])
             for name, value in COUNTS.items()
         }
+        scores = [[game.score for game in group.trajectories] for group in own]
+        if all(score is not None for row in scores for score in row):
+            variables[SCORE] = np.array(scores, dtype=np.float64)
         if rewards is not None:
             owner = np.repeat(chosen, [len(group.trajectories) for group in groups])
             variables[REWARD] = np.asarray(rewards, dtype=np.float64)[owner].reshape(known.shape)

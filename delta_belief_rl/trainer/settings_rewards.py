@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from delta_belief_rl.algo.samplers.variance import VarianceSettings
 from delta_belief_rl.algo.shapers.channels import RewardSettings
+from delta_belief_rl.algo.shapers.clinical import ClinicalSettings
 from delta_belief_rl.algo.shapers.decay import Decay, DecaySettings
 from delta_belief_rl.algo.shapers.kl_reward import KlReward, KlRewardSettings
 from delta_belief_rl.algo.shapers.length import LengthPrice, LengthPriceSettings
@@ -25,6 +26,18 @@ def reward_settings(cfg: RunConfig) -> RewardSettings:
         wrong_guess=signals.wrong_guess,
         weight_elicit=cfg.multi_turn.reward.weight_elicit,
     )
+
+
+def question_settings(cfg: RunConfig) -> ClinicalSettings | None:
+    """How questions are paid; None where they are not.
+
+    Raises:
+        UserError: A number is out of its range.
+    """
+    chosen = cfg.algorithm.clinical
+    if not chosen.enabled:
+        return None
+    return ClinicalSettings(chosen.form, chosen.beta, chosen.cost)
 
 
 def kl_reward(cfg: RunConfig) -> KlReward | None:

@@ -79,6 +79,27 @@ def test_clinical_cases_train_and_validate_through_the_loop(
     assert len(validated) == 3 * 2
 
 
+@pytest.mark.slow
+def test_A13_questions_are_paid_in_a_run(tmp_path: Path, any_text_model: Path) -> None:
+    out = tmp_path / "run"
+    more = ["algorithm=clinical", "algorithm.clinical.cost=0.25"]
+    status, _ = play(command(out, any_text_model, *more))
+    assert status == 0
+    records = read_records(out / "metrics.jsonl")
+    assert all("critic/channel_sum/question" in record for record in records if record["step"] > 0)
+    names = {name for record in records for name in record}
+    assert any(name.startswith("val-aux/clinical_low/score/mean@") for name in names)
+
+
+def test_A13_an_environment_without_a_posterior_is_refused(
+    tmp_path: Path, any_text_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = ["env=errands", "algorithm.clinical.enabled=true"]
+    status, _ = play([*command(tmp_path / "run", any_text_model), *more])
+    assert status == 2
+    assert "needs the hook uncertainty" in capsys.readouterr().err
+
+
 @pytest.fixture(scope="module")
 def any_text_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random policy of a few thousand weights that can write any text."""

@@ -10,6 +10,7 @@ channel        value                                                            
 ``validity``   ``invalid_action``, ``repeated_action`` or ``all_valid``               each turn
 ``guess``      ``wrong_guess`` where a guess does not win                             each turn
 ``belief``     ``weight_elicit * shaped belief change``                               each turn
+``question``   what its answer told, by ``shapers.questions``, where that is paid     each turn
 =============  =====================================================================  ==============
 
 ``w`` is 1 for a win and 0 otherwise, or, in an environment that grades, the grade in [0, 1].
@@ -31,6 +32,9 @@ from typing import ClassVar
 import numpy as np
 
 from delta_belief_rl.algo.base import Grain, Stateless, require_choice
+from delta_belief_rl.algo.shapers.clinical import ClinicalSettings
+from delta_belief_rl.algo.shapers.questions import CHANNEL as QUESTION
+from delta_belief_rl.algo.shapers.questions import question_rewards
 from delta_belief_rl.algo.shapers.tree_columns import tree_columns
 from delta_belief_rl.types import (
     FloatArray,
@@ -159,9 +163,10 @@ def outcomes(table: TurnTable, groups: Sequence[Group]) -> FloatArray:
 
 @dataclass(frozen=True, slots=True)
 class ChannelShaper(Stateless):
-    """The channels of the module's head."""
+    """The channels of the module's head; ``question`` only with settings of its own."""
 
     settings: RewardSettings = RewardSettings()
+    questions: ClinicalSettings | None = None
     requires: ClassVar[tuple[str, ...]] = ("valid", "terminal", "won")
     provides: ClassVar[tuple[str, ...]] = tuple(f"reward:{name}" for name in CHANNELS)
     grain: ClassVar[Grain] = Grain.TRAJECTORY
@@ -192,6 +197,8 @@ class ChannelShaper(Stateless):
             "guess": prices.wrong_guess * wrong,
             "belief": np.zeros(len(turns)) if belief is None else prices.weight_elicit * belief,
         }
+        if self.questions is not None:
+            channels[QUESTION] = question_rewards(table, turns, self.questions)
         return {
             name: np.where(table.valid, value, 0.0).astype(np.float64)
             for name, value in channels.items()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from delta_belief_rl.algo.shapers.clinical import LEAST_PROBABILITY, entropies
 from delta_belief_rl.envs.base import Action, Outcome
 from delta_belief_rl.envs.twenty_questions import (
     GameState,
@@ -93,6 +95,13 @@ class WorldTwentyQuestions(TwentyQuestions):
     def belief(self) -> Mapping[str, float]:
         """The exact posterior over things."""
         return self.knowledge.belief()
+
+    def uncertainty(self) -> tuple[float, float]:
+        """Entropy of that posterior over that of the prior, and log-probability of the secret."""
+        known = self.knowledge
+        posterior = known.posterior()
+        own = max(float(posterior[self.grammar.world.index(self.secret)]), LEAST_PROBABILITY)
+        return float(entropies(posterior[known.candidates])), math.log(own)
 
     def footprint(self) -> tuple[frozenset[str], frozenset[str]]:
         """Facts that the last action builds on, and the fact that it established.
