@@ -67,6 +67,22 @@ def elements_of(credit: Credit) -> tuple[Credit, ...]:
     return tuple(credit.parts.values()) if isinstance(credit, CreditChain) else (credit,)
 
 
+def reads_of(credit: Credit) -> tuple[str, ...]:
+    """What a method's settings name beside its ``requires``; empty for most."""
+    return tuple(getattr(credit, "reads", ()))
+
+
 def chain_of(parts: Sequence[tuple[str, Credit]]) -> Credit:
-    """The elements as one; a single one is itself."""
+    """The elements as one; a single one is itself.
+
+    Raises:
+        UserError: One is named twice.
+    """
+    names = [name for name, _ in parts]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(
+                f"algorithm.adv_estimator and algorithm.transforms name {name} more than once; "
+                "leave it there once."
+            )
     return parts[0][1] if len(parts) == 1 else CreditChain(dict(parts))

@@ -109,7 +109,7 @@ def read_record(cell: Cell) -> Record:
         raise UserError(
             f"{cell.file} cannot be read ({error}): remove it, and the run is started anew."
         ) from error
-    if record.words != cell.words:
+    if sorted(record.words) != sorted(cell.words):
         odd = [word for word in cell.words if word not in record.words]
         old = [word for word in record.words if word not in cell.words]
         change = f"{' '.join(old) or 'nothing'} became {' '.join(odd) or 'nothing'}"
@@ -121,12 +121,22 @@ def read_record(cell: Cell) -> Record:
 
 
 def write_record(cell: Cell, record: Record) -> None:
-    """Replace the record of a cell."""
-    cell.file.parent.mkdir(parents=True, exist_ok=True)
+    """Replace the record of a cell.
+
+    Raises:
+        UserError: The disk or the folder does not take it.
+    """
     beside = cell.file.with_name(f".{cell.file.name}.{os.getpid()}")
     body = json.dumps({**asdict(record), "words": list(record.words)}, indent=1)
-    beside.write_text(body + "\n", encoding="utf-8")
-    os.replace(beside, cell.file)
+    try:
+        cell.file.parent.mkdir(parents=True, exist_ok=True)
+        beside.write_text(body + "\n", encoding="utf-8")
+        os.replace(beside, cell.file)
+    except OSError as error:
+        raise UserError(
+            f"{cell.file} cannot be written ({error.strerror}): make room, or name another folder "
+            "with --out."
+        ) from error
 
 
 @dataclass
@@ -199,7 +209,10 @@ class Crew:
         slot, kills = self._free.pop(), oom_kills()
         place = str(cell.folder.absolute()).replace("'", "\\'")
         words = [*self._program, *cell.words, f"trainer.output_dir='{place}'"]
-        output = os.open(cell.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            output = os.open(cell.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        except OSError as error:
+            raise UserError(f"{cell.log} cannot be written ({error.strerror}).") from error
         try:
             pid = spawn(words, output, {**os.environ, **slot})
         finally:

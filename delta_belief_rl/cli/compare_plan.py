@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from delta_belief_rl.algo import CREDITS, TRANSFORMS
-from delta_belief_rl.algo.catalogue import CATALOGUE, GROUPS, Label, listed, needs_of
+from delta_belief_rl.algo.catalogue import CATALOGUE, GROUPS, Entry, Label, listed, needs_of
 from delta_belief_rl.cli.compare_cells import Cell, Record, Slot, read_record
 from delta_belief_rl.cli.front import prepare
 from delta_belief_rl.cli.verb import Result
@@ -26,6 +26,7 @@ from delta_belief_rl.envs.plugins import load_methods
 from delta_belief_rl.eval.compare_results import Budget
 from delta_belief_rl.eval.compare_text import Rows, aligned
 from delta_belief_rl.obs.events import config_diff
+from delta_belief_rl.trainer.own_credit import make_credit
 from delta_belief_rl.types import UserError
 
 BASELINE = "grpo"
@@ -46,6 +47,8 @@ SHARED = (
     *("data.", "multi_turn.env", "multi_turn.max_turns.", "multi_turn.train.", "multi_turn.val."),
     *("multi_turn.logprob_sampling.", "multi_turn.win_rule", "trainer.test_freq"),
     *("trainer.total_epochs", "trainer.val_before_train", "actor_rollout_ref.rollout.val_kwargs."),
+    *("multi_turn.candidate_lists", "multi_turn.duplicates", "multi_turn.verify_judge."),
+    *("judge_rollout.", "actor_rollout_ref.model.path"),
 )
 """Settings that decide what is played and what counts: the same for every method."""
 
@@ -157,10 +160,21 @@ def _words(overrides: Sequence[str], method: str, steps: int | None) -> tuple[st
     if "trainer.final_test" not in given:
         # It plays more players than one, which are the same for every method.
         own.append("trainer.final_test=false")
-    return (*overrides, *own)
+    packaged = {*CREDITS, *TRANSFORMS, *group_options()["algorithm"]}
+    # Settings of a plug-in's method are for that method alone.
+    theirs = [
+        word
+        for word, name in zip(overrides, given, strict=True)
+        if not (method in packaged and f"{name}.".startswith("algorithm.kwargs."))
+    ]
+    return (*theirs, *own)
 
 
 def _refuse_ours(overrides: Sequence[str]) -> None:
+    names = [word.split("=", 1)[0].lstrip("+") for word in overrides]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"{name} is given twice: leave one of them out.")
     for word in overrides:
         name = word.split("=", 1)[0].lstrip("+")
         if name in OURS:
@@ -180,6 +194,10 @@ def _plan(method: str, words: Sequence[str], seed: int) -> Plan:
         raise UserError(
             "A comparison is made of validations while a method trains: leave trainer.val_only "
             "false and trainer.test_freq at 1 or more."
+        )
+    if not trainer.val_before_train:
+        raise UserError(
+            "A learning curve begins before training: leave trainer.val_before_train true."
         )
     if plan.machines.count > 1:
         raise UserError("The runs of a comparison are on one machine: set trainer.nnodes=1.")
@@ -367,14 +385,15 @@ def list_methods(overrides: Sequence[str]) -> Result:
     for name in groups:
         if name not in methods and name not in changing:
             base, *more = _chain_of(name)
-            parts = [methods[base], *(changing[one] for one in more)]
+            parts = [methods[base]] if base in methods else []
+            parts += [changing[one] for one in more if one in changing]
             needs = tuple(dict.fromkeys(need for _, own in parts for need in own))
-            entry = GROUPS[name]
+            entry = GROUPS.get(name) or Entry("settings of one's own", Label.OWN)
             add(name, entry.label, needs, entry.arxiv, entry.summary)
     if overrides:
         config, _ = load_config(overrides)
         for name, plugin in load_methods(config.plugins).items():
-            needs = needs_of(plugin.method(plugin.settings()))
+            needs = needs_of(make_credit(name, plugin, {}))
             add(name, Label.OWN, needs, "", plugin.summary or "of a plug-in")
     forms = "\n".join(f"  {label}: {text}" for label, text in FORMS.items())
     return Result(found, f"{aligned('Methods', rows)}\n\nForms\n{forms}")

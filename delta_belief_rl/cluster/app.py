@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 
 from delta_belief_rl.algo.base import HOOK_COLUMNS, LOGP, VALUES, VIEW, check_requires
-from delta_belief_rl.algo.chain import elements_of
+from delta_belief_rl.algo.chain import elements_of, reads_of
 from delta_belief_rl.algo.samplers.sequential import TaskSampler
 from delta_belief_rl.algo.shapers.channels import ChannelShaper
 from delta_belief_rl.belief.elicit import elicitor, template_of
@@ -61,6 +61,7 @@ from delta_belief_rl.rollout.driver import RolloutDriver
 from delta_belief_rl.rollout.game import Chooser, GameSettings
 from delta_belief_rl.text.chat import ChatFormat
 from delta_belief_rl.trainer import persist
+from delta_belief_rl.trainer.actor_settings import BASE
 from delta_belief_rl.trainer.api_policy import api_player, api_policy_settings, is_api_policy
 from delta_belief_rl.trainer.checkpoint import Checkpoint
 from delta_belief_rl.trainer.environments import EnvFactory, env_factory
@@ -276,8 +277,18 @@ def _check_credit(cfg: RunConfig, tasks: TaskSets, make_env: EnvFactory) -> None
         *((VALUES,) if critic_settings(cfg) else ()),
         *(f"{VIEW}{scorer.view}" for scorer in credit_scorers(cfg, credit)),
     ]
+    if cfg.actor_rollout_ref.actor.use_kl_loss or cfg.algorithm.use_kl_in_reward:
+        tokens.append(VIEW + BASE)
+    if VALUES in tokens:
+        tokens.append("tokens:end_value")
     for part in parts:
         check_requires(part, hooks, ChannelShaper.provides, cfg.multi_turn.env, tokens)
+        for needed in reads_of(part):
+            if needed not in tokens:
+                raise UserError(
+                    f"{type(part).__name__} is told to read {needed.removeprefix('tokens:')!r}, "
+                    "which nothing in this run makes: name another column."
+                )
 
 
 def _check_judge(cfg: RunConfig) -> None:

@@ -37,6 +37,12 @@ def belief(config: RunConfig) -> Iterator[str]:
             "actor_rollout_ref.rollout.n is the number of candidate questions of "
             "multi_turn.logprob_sampling; for the group size set multi_turn.train.n."
         )
+    fades = config.algorithm.process_reward.channel
+    if fades == "belief" and not reward.enabled and not config.trainer.val_only:
+        yield (
+            "algorithm.process_reward.channel=belief fades a reward that is not paid: set "
+            "multi_turn.logprob_reward.enabled=true."
+        )
     yield from _candidates(config)
     if not (reward.enabled or sampling.enabled):
         return

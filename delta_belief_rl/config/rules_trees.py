@@ -59,6 +59,11 @@ def _tree_grpo(config: RunConfig) -> Iterator[str]:
             f"multi_turn.train.n={size} games cannot be divided among "
             f"algorithm.tree.tree_grpo.trees={knobs.trees} trees: change one of them."
         )
+    elif knobs.trees >= 1 and size // knobs.trees < 2:
+        yield (
+            f"algorithm.tree.tree_grpo.trees={knobs.trees} trees of multi_turn.train.n={size} "
+            "games have one game each, so no turn is shared: lower trees or raise the other."
+        )
     elif knobs.expand is not None and knobs.trees * (1 + knobs.rounds * knobs.expand) < size:
         yield (
             f"algorithm.tree.tree_grpo makes {knobs.trees} trees of "

@@ -106,12 +106,18 @@ def _ranges(config: RunConfig) -> Iterator[str]:
         "orsd.min_correlation": algorithm.orsd.min_correlation,
         "opsd.beta": algorithm.opsd.beta,
         "sdpo.beta": algorithm.sdpo.beta,
-        "sdpo.threshold": algorithm.sdpo.threshold,
-        "opid.threshold": algorithm.opid.threshold,
     }
     for name, value in shares.items():
         if not 0 <= value <= 1:
             yield f"algorithm.{name} must lie in [0, 1], not {value}."
+    # At 0 every lost game would be shown as a success.
+    grades = {
+        "sdpo.threshold": algorithm.sdpo.threshold,
+        "opid.threshold": algorithm.opid.threshold,
+    }
+    for name, value in grades.items():
+        if not 0 < value <= 1:
+            yield f"algorithm.{name} must lie in (0, 1], not {value}."
     at_least_one: dict[str, float] = {
         "hcapo.clip_high": algorithm.hcapo.clip_high,
         "relace.clip_high": algorithm.relace.clip_high,

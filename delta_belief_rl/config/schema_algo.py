@@ -115,8 +115,8 @@ class Algorithm:
     )
     gamma: float = opt(
         1.0,
-        "Discount of grpo_turn_rtg, gigpo, hgpo, reinforce and multi_turn_reinforce per turn, of "
-        "reinforce_plus_plus per token, and of the potential in logprob_reward.methods.",
+        "Discount per turn of all methods with a return-to-go, per token of reinforce_plus_plus, "
+        "gae and bilevel_gae, and of the potential in logprob_reward.methods.",
     )
     lam: float = opt(
         1.0,

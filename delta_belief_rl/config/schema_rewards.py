@@ -38,7 +38,12 @@ class Overlong:
     """A soft price on long games (DAPO)."""
 
     enabled: bool = opt(False, "Charge games whose sampled tokens come near max_tokens.", new=True)
-    max_tokens: int = opt(512, "Sampled tokens at which the whole price is charged.", new=True)
+    max_tokens: int = opt(
+        0,
+        "Sampled tokens at which the whole price is charged; 0 takes data.max_prompt_length, with "
+        "unit=turn data.max_response_length.",
+        new=True,
+    )
     buffer_tokens: int = opt(128, "Tokens before that from which on it rises.", new=True)
     factor: float = opt(1.0, "The whole price, in reward.", new=True)
     unit: Literal["game", "turn"] = opt(

@@ -160,9 +160,10 @@ def _curve(cells: Sequence[CellResult], secrets: Sequence[str]) -> tuple[CurvePo
     places = [{one.step: at for at, one in enumerate(cell.evaluations)} for cell in cells]
     shared = sorted(set(places[0]).intersection(*places))
     points: list[CurvePoint] = []
+    rates = [cell.rates(secrets) for cell in cells]
     for step in shared:
         at = [place[step] for place in places]
-        grid = [cell.rates(secrets)[row] for cell, row in zip(cells, at, strict=True)]
+        grid = [found[row] for found, row in zip(rates, at, strict=True)]
         spent = [cell.evaluations[row].spent for cell, row in zip(cells, at, strict=True)]
         points.append(CurvePoint(step, _mean(spent), share_mean(np.stack(grid))))
     return tuple(points)

@@ -171,7 +171,10 @@ def _times(record: Mapping[str, Any]) -> float:
     """How often a step played what one batch of whole games takes."""
     played, trained = record.get("state_turns/played"), record.get("state_turns/total")
     if played and trained:
-        return float(played) / float(trained)
+        # The turns of all games are of those that were kept; of several batches a whole one is.
+        whole = float(record.get("train/num_gen_batches") or 1.0) == 1.0
+        share = float(record.get("train/kept_group_share") or 1.0) if whole else 1.0
+        return share * float(played) / float(trained)
     return float(record.get("train/num_gen_batches") or 1.0)
 
 

@@ -91,7 +91,9 @@ def grid_mean(grid: FloatArray, *, level: float = LEVEL) -> Estimate:
         of_rest = float(np.sum(rest**2)) / cells
         variance = max(of_rows + of_columns - of_rest, of_rest)
         spread = of_rows**2 / (seeds - 1) + of_columns**2 / (secrets - 1)
-        df = max(variance**2 / spread, 1.0) if spread > 0 else float(secrets - 1)
+        # Sums that agree up to rounding would give a number without meaning.
+        most = float(seeds * secrets - 1)
+        df = min(max(variance**2 / spread, 1.0), most) if spread > 0 else float(secrets - 1)
     se = math.sqrt(variance)
     if se <= _ROUNDING * max(1.0, abs(mean)):
         # All cells are the same: the chance that all secrets go to one side (sign test).

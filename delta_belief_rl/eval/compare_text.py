@@ -101,7 +101,18 @@ def difference_rows(report: Report) -> Rows:
 
 def sentences(report: Report) -> list[str]:
     """What the differences say, one sentence a method, in words."""
-    return [_sentence(one, report.comparison.baseline) for one in report.comparison.differences]
+    base = report.comparison.baseline
+    return [_sentence(one, base) + _limits(report, one) for one in report.comparison.differences]
+
+
+def _limits(report: Report, one: Difference) -> str:
+    """What a difference does not speak of."""
+    pair = {one.method, report.comparison.baseline}
+    lost = sorted({seed for name, seed in (*report.failures, *report.missing) if name in pair})
+    text = " It is of one seed; another may give another." if one.rate.seeds == 1 else ""
+    if lost:
+        text += f" Left out: seeds {', '.join(map(str, lost))}, where a run failed or did not end."
+    return text
 
 
 def _sentence(one: Difference, baseline: str) -> str:
@@ -130,7 +141,8 @@ def notes(report: Report) -> list[str]:
         "Intervals are 95 %, over seeds and secrets. Differences are paired over both; p-values "
         f"are two-sided and by Holm's rule over all methods; real means p below {REAL:g}."
     )
-    if any(len(one.seed_rates) == 1 for one in report.comparison.results):
+    lone = any(one.rate.seeds == 1 for one in report.comparison.differences)
+    if lone or any(len(one.seed_rates) == 1 for one in report.comparison.results):
         lines.append(
             "With one seed an interval is over secrets alone: it says nothing of what another seed "
             "would give."

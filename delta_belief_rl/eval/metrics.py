@@ -17,7 +17,7 @@ from collections.abc import Sequence, Set
 
 import numpy as np
 
-from delta_belief_rl.algo.shapers.channels import WinRule, is_void, iter_games
+from delta_belief_rl.algo.shapers.channels import WinRule, grade_of, is_void, iter_games
 from delta_belief_rl.envs.answers import normalise
 from delta_belief_rl.eval.source_metrics import source_metrics
 from delta_belief_rl.eval.statistics import (
@@ -143,13 +143,13 @@ def win_turn(game: Trajectory, rule: WinRule) -> float:
 def grades(groups: Sequence[Group], rule: WinRule) -> list[list[float]]:
     """The grades of the games with an outcome, by group; empty lists where nothing is graded.
 
-    Where the environment grades, a game that ended without a grade, because its context was full,
-    counts as 0, as it does in training.
+    Where the environment grades, a game that ended without a grade counts as 1 where it was won and
+    as 0 else, because its context was full, as it does in training.
     """
     if all(game.score is None for _, game in iter_games(groups)):
         return [[] for _ in groups]
     return [
-        [game.score or 0.0 for game in group.trajectories if not is_void(game, rule)]
+        [grade_of(game, rule) for game in group.trajectories if not is_void(game, rule)]
         for group in groups
     ]
 

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from delta_belief_rl.algo.shapers.channels import WinRule, is_void
+from delta_belief_rl.algo.shapers.channels import WinRule, grade_of, is_void
 from delta_belief_rl.eval.best_of import best_of, draw_sizes
 from delta_belief_rl.types import FloatArray, Group, Trajectory, Verdict
 
@@ -64,9 +64,10 @@ def source_metrics(
             name: np.array([[value(game) for game in group.trajectories] for group in own])
             for name, value in COUNTS.items()
         }
-        scores = [[game.score for game in group.trajectories] for group in own]
-        if all(score is not None for row in scores for score in row):
-            variables[SCORE] = np.array(scores, dtype=np.float64)
+        if any(game.score is not None for group in own for game in group.trajectories):
+            variables[SCORE] = np.array(
+                [[grade_of(game, WinRule(rule)) for game in group.trajectories] for group in own]
+            )
         if rewards is not None:
             owner = np.repeat(chosen, [len(group.trajectories) for group in groups])
             variables[REWARD] = np.asarray(rewards, dtype=np.float64)[owner].reshape(known.shape)

@@ -16,7 +16,7 @@ import numpy as np
 
 from delta_belief_rl.algo.base import Advantage
 from delta_belief_rl.algo.credit.groups import return_to_go
-from delta_belief_rl.algo.shapers.channels import WinRule, is_void, iter_games
+from delta_belief_rl.algo.shapers.channels import WinRule, grade_of, is_void, iter_games
 from delta_belief_rl.envs.answers import JUDGE_EXTRAS
 from delta_belief_rl.types import BoolArray, FloatArray, Group, Trajectory, Turn, TurnTable, Verdict
 
@@ -140,7 +140,9 @@ def game_metrics(groups: Sequence[Group]) -> dict[str, float]:
         "judge/error_rate": errors / len(turns),
         "response_length/clip_ratio": float(np.mean([turn.truncated for turn in turns])),
     }
-    grades = [game.score for game in games if game.score is not None]
+    rule = WinRule.COMPATIBLE
+    graded = any(game.score is not None for game in games)
+    grades = [grade_of(game, rule) for game in games if graded and not is_void(game, rule)]
     if grades:
         out["train/mean_score"] = float(np.mean(grades))
     for rule in WinRule:

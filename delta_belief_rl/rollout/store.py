@@ -278,6 +278,8 @@ def _turn_row(turn: Turn) -> dict[str, Any]:
     for name in ("uncertainty", "truth_logp"):
         if row[name] is None:
             del row[name]
+        else:
+            row[name] = [_plain(value) for value in row[name]]
     for name in ("reads", "writes"):
         if not row[name]:
             del row[name]

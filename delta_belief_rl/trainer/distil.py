@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils.checkpoint import checkpoint
 
 from delta_belief_rl.algo.base import Credit
@@ -28,7 +29,7 @@ from delta_belief_rl.belief.branched import ScoreRequest
 from delta_belief_rl.models.logprobs import hidden_states, output_logits
 from delta_belief_rl.models.packed import PackSegment, pack
 from delta_belief_rl.models.varlen import runs_ragged
-from delta_belief_rl.types import FloatArray, IntArray, TrainBatch, UserError
+from delta_belief_rl.types import FloatArray, TrainBatch, UserError
 
 if TYPE_CHECKING:
     from delta_belief_rl.trainer.policy_terms import Scored
@@ -43,13 +44,13 @@ class TopScore:
 
     Attributes:
         logp: ``[n]``, of the played tokens, in nats.
-        ids: ``[n, k]``, its likeliest tokens, falling.
-        top_logp: ``[n, k]``, theirs.
+        ids: ``[n, k]`` int32, its likeliest tokens, falling.
+        top_logp: ``[n, k]`` float32, theirs.
     """
 
     logp: FloatArray
-    ids: IntArray
-    top_logp: FloatArray
+    ids: NDArray[np.int32]
+    top_logp: NDArray[np.float32]
 
 
 def distillation_of(credit: Credit) -> Distillation | None:
@@ -105,11 +106,11 @@ def score_tops(
         best = logp.topk(min(top_k, logp.shape[-1]), dim=-1)
         parts.append((logp.gather(-1, wanted[:, None])[:, 0], best.indices, best.values))
     if not parts:
-        none = np.zeros((0, top_k))
-        return [TopScore(np.zeros(0), none.astype(np.int64), none) for _ in games]
+        none = np.zeros((0, top_k), dtype=np.float32)
+        return [TopScore(np.zeros(0), none.astype(np.int32), none) for _ in games]
     logp, ids, top = (torch.cat(part).cpu() for part in zip(*parts, strict=True))
     ends = np.cumsum([len(game.action_positions) for game in games])[:-1]
-    columns = (logp.double().numpy(), ids.numpy(), top.double().numpy())
+    columns = (logp.double().numpy(), ids.to(torch.int32).numpy(), top.float().numpy())
     cut = [np.split(column, ends) for column in columns]
     return [TopScore(*rows) for rows in zip(*cut, strict=True)]
 
@@ -139,17 +140,26 @@ def with_tops(batch: TrainBatch, tops: Sequence[TopScore | None]) -> TrainBatch:
 
 
 def distil_term(
-    how: Distillation, temperature: float, scored: Scored
+    how: Distillation, temperature: float, scored: Scored, old_is_new: bool = False
 ) -> tuple[torch.Tensor, Metrics]:
-    """The term of a micro-batch, its coefficient included; see ``losses.distil``."""
+    """The term of a micro-batch, its coefficient included; see ``losses.distil``.
+
+    Args:
+        how: What is asked.
+        temperature: That of the sampler.
+        scored: The micro-batch.
+        old_is_new: The policy before the update is the current one, so that no ratio differs from 1
+            by rounding.
+    """
     batch = scored.batch
+    old = scored.scores.logp.detach() if old_is_new else scored.column(batch.old_logp)
     top_logp = top_teacher = None
     if how.form == "top":
         top_logp, top_teacher = _both_tops(temperature, scored)
     inputs = DistilInputs(
         logp=scored.scores.logp,
         teacher=scored.column(batch.views[how.view]),
-        old_logp=scored.column(batch.old_logp),
+        old_logp=old,
         weight=scored.column(batch.views["distil"]),
         top_logp=top_logp,
         top_teacher=top_teacher,

@@ -152,6 +152,8 @@ def _check_rows(
         )
     if not (np.isfinite(weight) & (weight >= 0)).all():
         raise ValueError("the weight of a turn must be a finite number of at least 0")
+    if not np.isfinite(advantages[weight > 0]).all():
+        raise ValueError("the advantage of a trained turn must be a finite number")
 
 
 def _scatter(

@@ -95,7 +95,8 @@ def loss_terms(settings: ActorSettings) -> tuple[Term, ...]:
     if settings.kl_coef:
         terms.append(partial(kl_term, settings))
     if settings.distil is not None:
-        terms.append(partial(distil_term, settings.distil, settings.temperature))
+        ask = partial(distil_term, settings.distil, settings.temperature)
+        terms.append(partial(ask, old_is_new=settings.old_is_new))
     return tuple(terms)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from delta_belief_rl.algo import SCORERS, build_credit, find_method
 from delta_belief_rl.algo.base import VALUES, VIEW, Credit, Scorer, check_group_size, require_range
-from delta_belief_rl.algo.chain import chain_of, elements_of
+from delta_belief_rl.algo.chain import chain_of, elements_of, reads_of
 from delta_belief_rl.algo.credit.views import AsksViews
 from delta_belief_rl.algo.losses.policy import PolicyLossSettings
 from delta_belief_rl.belief.elicit import NEUTRAL_QUESTION
@@ -313,12 +313,15 @@ def credit_scorers(cfg: RunConfig, credit: Credit | None = None) -> tuple[Scorer
         UserError: Nothing makes one of them.
     """
     found: dict[str, Scorer] = {}
-    for part in elements_of(credit or credit_method(cfg)):
+    parts = elements_of(credit or credit_method(cfg))
+    for part in parts:
         own = part.scorers(cfg.multi_turn.win_rule) if isinstance(part, AsksViews) else ()
         found |= {scorer.view: scorer for scorer in own}
-        for name in part.requires:
+    for part in parts:
+        for name in (*part.requires, *reads_of(part)):
             view = name.removeprefix(VIEW)
-            if not name.startswith(VIEW) or view in found:
+            # The base model reads the game itself, for the KL terms.
+            if not name.startswith(VIEW) or view in found or view == BASE:
                 continue
             if view not in SCORERS:
                 raise UserError(

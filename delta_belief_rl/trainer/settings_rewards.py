@@ -74,9 +74,10 @@ def prices(cfg: RunConfig, planned: int) -> Prices:
     )
     length = None
     if long.enabled:
-        length = LengthPrice(
-            LengthPriceSettings(long.max_tokens, long.buffer_tokens, long.factor, long.unit)
-        )
+        data = cfg.data
+        whole = data.max_response_length if long.unit == "turn" else data.max_prompt_length
+        most = long.max_tokens or whole
+        length = LengthPrice(LengthPriceSettings(most, long.buffer_tokens, long.factor, long.unit))
     decay = None
     if fading.channel:
         decay = Decay(

@@ -18,6 +18,9 @@ from delta_belief_rl.algo.shapers.channels import (
     build_table,
     is_void,
 )
+from delta_belief_rl.eval.metrics import grades
+from delta_belief_rl.eval.source_metrics import source_metrics
+from delta_belief_rl.eval.step_metrics import game_metrics
 from delta_belief_rl.types import (
     FloatArray,
     Group,
@@ -214,6 +217,25 @@ def test_J1_a_win_stands_even_if_the_engine_fails_afterwards() -> None:
     table, channels = shaped([won])
     assert table.valid.all()
     assert channels["outcome"].sum() == 2.0
+
+
+def test_J1_a_win_stands_even_if_the_judge_fails_afterwards() -> None:
+    won = replace(game([V.WIN, V.NO, V.ERROR]), stop=StopReason.JUDGE_FAILED)
+    table, channels = shaped([won])
+    assert table.valid.tolist() == [True, True, False]
+    np.testing.assert_allclose(channels["outcome"], [0, RewardSettings().win, 0])
+    assert channels["length"][1] == pytest.approx(2 * RewardSettings().traj_len)
+
+
+def test_a_won_game_without_a_grade_counts_as_one() -> None:
+    won = game([V.NO, V.WIN])
+    lost = game([V.NO, V.NO], number=1)
+    lost = replace(lost, turns=(lost.turns[0], replace(lost.turns[1], score=0.5)))
+    group = Group(TASK, (won, lost))
+    assert grades([group], WinRule.COMPATIBLE) == [[1.0, 0.5]]
+    found = source_metrics([group], "compatible")
+    assert found[f"val-aux/{TASK.source}/score/mean@2"] == 0.75
+    assert game_metrics([group])["train/mean_score"] == 0.75
 
 
 def test_J1_a_failed_game_changes_no_advantage_of_its_siblings() -> None:

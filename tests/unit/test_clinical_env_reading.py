@@ -52,6 +52,10 @@ DECIDED = [
 ]
 
 UNDECIDED = [
+    # said by somebody else, or taken back
+    (REFILL, "Patient: approve the refill"),
+    (REFILL, "Patient: approve the refill."),
+    (REFILL, "Decision: approve the refill. Or halve the dose."),
     # negated
     (REFILL, "Decision: do not approve the refill."),
     (REFILL, "Decision: not a refill."),

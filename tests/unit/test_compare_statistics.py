@@ -218,3 +218,19 @@ def test_areas_of_straight_lines_and_steps() -> None:
     # The second piece is three times as wide.
     np.testing.assert_allclose(curve_mean([0, 1, 4], curves), [(0.25 + 3 * 0.75) / 4, 0.2])
     np.testing.assert_allclose(curve_mean([7], curves[:, :1]), [0.0, 0.2])
+
+
+AGREEING = (
+    [[0.1, 0.7], [0.7, 0.1]],
+    [[0.1, 0.9, 0.3, 0.7], [0.9, 0.1, 0.7, 0.3]],
+    [[0.2, 0.6, 0.4], [0.6, 0.4, 0.2], [0.4, 0.2, 0.6]],
+)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("grid", AGREEING)
+def test_sums_that_agree_up_to_rounding_have_an_interval(grid: list[list[float]]) -> None:
+    found = grid_mean(np.array(grid))
+    assert 1 <= found.df <= np.size(grid) - 1
+    assert math.isfinite(found.interval.low)
+    assert math.isfinite(found.interval.high)

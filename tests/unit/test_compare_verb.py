@@ -244,6 +244,8 @@ REFUSED = {
     "baseline": (["--baseline", "opo"], "--baseline opo is not among --methods grpo,rloo"),
     "program": (["--train", "no/such.py"], "There is no no/such.py"),
     "no curve": (["trainer.test_freq=-1"], "trainer.test_freq at 1 or more"),
+    "no beginning": (["trainer.val_before_train=false"], "leave trainer.val_before_train true"),
+    "a setting twice": (["seed=1", "seed=2"], "seed"),
     "evaluation": (["trainer.val_only=true"], "leave trainer.val_only false"),
     "value": (["algorithm.gamma=2"], "grpo cannot be compared: algorithm.gamma"),
 }
@@ -314,6 +316,37 @@ def test_methods_that_would_play_other_games_are_refused(
 
 
 # --- showing --------------------------------------------------------------------------------------
+
+
+def test_the_same_settings_in_another_order_are_the_same(tmp_path: Path, plan: Path) -> None:
+    out, two = tmp_path / "out", ["data.shuffle=true", "trainer.rollout_freq=3"]
+    assert cli([*asked(out), *two]) == 0
+    before = starts(out)
+    assert cli([*asked(out), *reversed(two)]) == 0
+    assert starts(out) == before
+
+
+def test_settings_of_an_own_method_are_given_to_it_alone(
+    tmp_path: Path, plan: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = ["plugins=[docs/examples/late_turns.py]", "algorithm.kwargs.decay=0.8"]
+    words = asked(tmp_path / "out", *own, methods="grpo,late_turns", seeds="1")
+    assert cli([*words, "--dry-run", "--json"]) == 0
+    cells = json.loads(capsys.readouterr().out)["cells"]
+    told = {cell["method"]: "algorithm.kwargs.decay=0.8" in cell["words"] for cell in cells}
+    assert told == {"grpo": False, "late_turns": True}
+
+
+def test_a_folder_that_takes_no_record_is_one_sentence(
+    tmp_path: Path, plan: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "runs").write_text("")
+    assert cli(asked(out)) == 2
+    shown = capsys.readouterr().err
+    assert "Traceback" not in shown
+    assert "cannot be written" in shown.splitlines()[-1]
 
 
 def test_a_dry_run_shows_runs_and_cost_and_starts_nothing(

@@ -27,6 +27,7 @@ from delta_belief_rl.algo.base import (
 from delta_belief_rl.algo.chain import CreditChain, chain_of, elements_of
 from delta_belief_rl.algo.credit.groups import total_reward, used_channels
 from delta_belief_rl.algo.shapers.channels import ChannelShaper, build_table
+from delta_belief_rl.algo.shapers.normalise import NormaliseSettings, normalised_rewards
 from delta_belief_rl.belief.branched import ScoreRequest
 from delta_belief_rl.config.compose import load_config
 from delta_belief_rl.models.loading import load_tokenizer
@@ -135,6 +136,33 @@ def test_an_estimator_behind_another_one_is_refused() -> None:
     chain = chain_of([("rloo", build_credit("rloo")), ("grpo", build_credit("grpo"))])
     with pytest.raises(UserError, match="put it first"):
         chain.apply(table_of())
+
+
+def test_a_method_stands_in_a_chain_once() -> None:
+    pearl = ("pearl", build_credit("pearl", transform=True))
+    with pytest.raises(UserError, match="name pearl more than once"):
+        chain_of([("grpo", build_credit("grpo")), pearl, pearl])
+
+
+@pytest.mark.parametrize("name", ["grpo_turn", "mt_grpo", "multi_turn_reinforce"])
+def test_returns_on_one_scale_reach_every_turn_of_a_game(name: str) -> None:
+    table = table_of()
+    won = np.isin(table.traj, [1, 3])
+    rewards = {"outcome": np.where(won & table.terminal, 1.0, 0.0)}
+    table = replace(table, rewards=rewards, won=won)
+    scaled = replace(table, rewards=normalised_rewards(table, NormaliseSettings("mean_std")))
+    turns = build_credit(name).apply(scaled).turns
+    # At later turns no sibling may be left to compare with.
+    assert (turns[won & (table.turn == 0)] > 0).all()
+
+
+def test_a_token_column_that_the_settings_name_is_looked_for_at_the_start() -> None:
+    words = ["experiment=quickstart", "algorithm=mpo", "algorithm.mpo.signal=external"]
+    told, _ = load_config([*words, "algorithm.mpo.column=view:reference"])
+    assert [scorer.view for scorer in credit_scorers(told)] == ["reference"]
+    wrong, _ = load_config([*words, "algorithm.mpo.column=view:refrence"])
+    with pytest.raises(UserError, match="needs the view 'refrence'"):
+        credit_scorers(wrong)
 
 
 def test_estimators_and_transforms_have_lists_of_their_own() -> None:

@@ -101,6 +101,23 @@ def test_the_order_of_games_does_not_matter() -> None:
     assert not np.array_equal(found[0], found[1])
 
 
+@pytest.mark.parametrize("name", ["sdar", "graph_opd"])
+def test_turns_trained_once_do_not_count_as_a_distillation(name: str) -> None:
+    table = table_of(games=2)
+    rows = np.arange(table.num_rows)
+    table = replace(table, tree=table.traj, node=rows)
+    before = build_credit("grpo").apply(table)
+    once = build_credit("shared_once", transform=True).apply(table, before)
+    assert once.distil is None
+    assert build_credit(name, transform=True).apply(table, once).distil is not None
+
+
+def test_a_group_whose_turns_are_distilled_is_not_dead() -> None:
+    assert build_credit("graph_opd").apply(table_of()).stats["frac_dead_groups"] == 0.0
+    apart = table_of(divergence=-DIVERGENCE)
+    assert build_credit("graph_opd").apply(apart).stats["frac_dead_groups"] == 1.0
+
+
 def test_two_distillations_in_one_chain_are_refused() -> None:
     table = table_of()
     before = build_credit("opsd").apply(table)

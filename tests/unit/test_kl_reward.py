@@ -124,3 +124,10 @@ def test_C4_log_probs_that_are_not_those_of_the_tokens_are_an_error() -> None:
 def test_settings_out_of_range_are_refused(knobs: dict[str, object]) -> None:
     with pytest.raises(UserError, match=r"algorithm\.kl_"):
         KlRewardSettings(**knobs)  # type: ignore[arg-type]
+
+
+def test_a_coefficient_stays_a_price_however_many_games_a_step_has() -> None:
+    settings = KlRewardSettings("abs", "adaptive", kl_coef=0.2, horizon=0.1, target_kl=10.0)
+    reward = KlReward(settings)
+    charge(reward)
+    assert reward.coef == pytest.approx(0.16)

@@ -96,10 +96,18 @@ def test_returns_on_one_scale_have_mean_zero_in_each_group_and_one_place() -> No
         assert mine.std(ddof=1) == pytest.approx(1.0, abs=1e-4)
 
 
+def test_the_limit_of_a_game_is_where_the_whole_price_is_charged() -> None:
+    for unit, limit in (("game", 256), ("turn", 16)):
+        cfg = config(f"{LONG}.enabled=true", f"{LONG}.unit={unit}", f"{LONG}.buffer_tokens=8")
+        made = prices(cfg, 10).length
+        assert made is not None
+        assert made.settings.max_tokens == limit
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((f"{LONG}.enabled=true", f"{LONG}.max_tokens=0"), "max_tokens"),
+        ((f"{LONG}.enabled=true", f"{LONG}.max_tokens=-1"), "max_tokens"),
         ((f"{LONG}.enabled=true", f"{LONG}.buffer_tokens=1000"), "buffer_tokens is 1000"),
         ((f"{PROCESS}.channel=belief", f"{PROCESS}.weight=-1"), "weight is -1"),
         ((f"{SCALE}.method=mean", f"{SCALE}.clamp_low=4"), "clamp_low is 4"),

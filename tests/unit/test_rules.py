@@ -289,6 +289,18 @@ def test_plugins_may_bring_an_environment_and_a_method_and_nothing_else() -> Non
     assert "does not know mine" in sentence
 
 
+def test_a_fading_belief_that_is_not_paid_is_refused() -> None:
+    decay = [QUICK, "algorithm=decay"]
+    assert sentences(*decay) == []
+    found = sentences(*decay, "multi_turn.logprob_reward.enabled=false")
+    assert any("fades a reward that is not paid" in one for one in found)
+
+
+def test_as_many_trees_as_games_share_nothing() -> None:
+    (sentence,) = sentences(QUICK, "algorithm=tree_grpo", "algorithm.tree.tree_grpo.trees=8")
+    assert "have one game each" in sentence
+
+
 def test_settings_of_a_plug_in_s_method_are_refused_where_none_reads_them() -> None:
     (sentence,) = sentences(QUICK, "algorithm.kwargs.decay=0.5", "plugins=[my.module]")
     assert sentence.startswith("algorithm.kwargs is for methods of plug-ins, and grpo_turn is none")

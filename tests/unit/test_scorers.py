@@ -162,10 +162,10 @@ def test_the_outcome_is_that_of_the_win_rule_or_of_the_grade() -> None:
     )
     graded = Turn(**{**{name: getattr(turn, name) for name in turn.__slots__}, "score": 0.4})
     assert outcome_of(game_of([graded]), "strict") == 0.4
-    for threshold, word in ((0.4, "success"), (0.5, "failure")):
-        scorer = OutcomeScorer(HintSettings("strict", threshold=threshold))
-        hint = told(scorer, Group(TASK, (game_of([graded]),)))[0]
-        assert hint == f"The outcome of this game will be: {word}."
+    # The word is that by which a game's credit is protected, whatever its grade.
+    scorer = OutcomeScorer(HintSettings("strict", threshold=0.4))
+    hint = told(scorer, Group(TASK, (game_of([graded]),)))[0]
+    assert hint == "The outcome of this game will be: failure."
 
 
 def test_the_reference_is_the_secret() -> None:

@@ -171,10 +171,32 @@ def test_shared_once_trains_a_turn_in_one_row_with_the_mean_of_its_leaves() -> N
     expected = [mean[0], soft.turns[1], mean[1], soft.turns[3], 0, soft.turns[5], 0, soft.turns[7]]
     np.testing.assert_allclose(hard.turns, expected)
     assert hard.weight.tolist() == [1, 1, 1, 1, 0, 1, 0, 1]
-    assert hard.distil is not None
-    assert hard.distil.tolist() == hard.weight.tolist()
+    assert hard.distil is None
+    pulled = SharedOnce().apply(PAIRS, replace(soft, distil=soft.weight))
+    assert pulled.distil is not None
+    assert pulled.distil.tolist() == hard.weight.tolist()
     assert hard.stats["frac_shared_turns"] == 0.25
     np.testing.assert_allclose(soft.turns, Grpo().apply(PAIRS).turns)
+
+
+def test_shared_once_trains_a_critic_towards_the_mean_of_the_leaves() -> None:
+    row = PAIRS.token_row()
+    wins = np.array([PAIRS.traj[r] % 2 for r in row], dtype=np.float64)
+    before = replace(Grpo().apply(PAIRS), targets=wins)
+    after = SharedOnce().apply(PAIRS, before)
+    assert after.targets is not None
+    kept = np.isfinite(after.targets)
+    np.testing.assert_array_equal(kept, (after.weight > 0)[row])
+    shared = np.bincount(PAIRS.node)[PAIRS.node][row] > 1
+    assert shared.any()
+    assert not shared.all()
+    expected = [np.mean(wins[PAIRS.node[row] == node]) for node in PAIRS.node[row]]
+    np.testing.assert_allclose(after.targets[kept], np.array(expected)[kept])
+
+
+def test_no_turn_is_shared_where_none_counts() -> None:
+    void = replace(PAIRS, valid=np.zeros(PAIRS.num_rows, dtype=np.bool_))
+    assert SharedOnce().apply(void, Grpo().apply(void)).stats["frac_shared_turns"] == 0.0
 
 
 def test_shared_once_behind_tree_grpo_is_the_mean_of_each_nodes_leaves() -> None:

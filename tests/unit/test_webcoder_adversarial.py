@@ -350,3 +350,12 @@ def test_a_file_nested_however_deep_is_a_failed_build(depth: int, brackets: str)
     assert outcome.diagnostics == ("build_failed",)
     assert env.state_key() != WebCoder(TASK, 8).state_key()
     assert env.action_key(text) == outcome.action_key
+
+
+@pytest.mark.parametrize("deed", [{"set": "#plus", "text": "\ud83d"}, {"show": '[a="\ud83d"]'}])
+def test_half_a_surrogate_pair_is_a_failed_build(deed: dict[str, str]) -> None:
+    page = '<h1>Count</h1><button id="plus">+</button>'
+    rules = json.dumps({"rules": [{"on": "click", "of": "#plus", "do": [deed]}]})
+    made = build({"index.html": page, "app.json": rules})
+    assert made.problem.endswith("half of a surrogate pair")
+    made.problem.encode()

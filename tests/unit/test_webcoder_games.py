@@ -136,7 +136,7 @@ def test_something_is_broken_before_the_repair(
     assert end.verdict is Verdict.WIN
     assert end.strict_win
     assert end.compatible_win
-    assert end.score is None
+    assert end.score == 1.0
 
 
 @pytest.mark.parametrize("fault", [fault for fault, *_ in FAULTS], ids=lambda fault: fault["kind"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable
 
@@ -68,7 +69,7 @@ def test_there_are_as_many_tasks_as_asked_for_and_no_project_is_there_twice() ->
 @pytest.mark.slow
 def test_a_solver_reaches_everything_an_idle_player_nothing_and_a_careless_one_a_part() -> None:
     for task in ALL:
-        assert final(task, solve) == ((1.0,) * 4, None), task.id
+        assert final(task, solve) == ((1.0,) * 4, 1.0), task.id
         assert final(task, talk) == ((0.0,) * 4, 0.0), task.id
         rewards, score = final(task, half)
         assert rewards[0] == 1.0, task.id
@@ -79,7 +80,7 @@ def test_a_solver_reaches_everything_an_idle_player_nothing_and_a_careless_one_a
 
 @pytest.mark.parametrize("task", ALL[:24], ids=lambda task: task.id)
 def test_the_first_tasks_tell_three_players_apart(task: Task) -> None:
-    assert final(task, solve) == ((1.0,) * 4, None)
+    assert final(task, solve) == ((1.0,) * 4, 1.0)
     assert final(task, talk) == ((0.0,) * 4, 0.0)
     score = final(task, half)[1]
     assert score is not None
@@ -102,6 +103,21 @@ def test_every_requirement_fails_without_its_task_and_every_fault_breaks_somethi
     harmed = broken(files["modify"], fault)
     assert harmed != files["modify"]
     assert min(examine(required, build(harmed).app).met) == 0.0
+
+
+@pytest.mark.parametrize("task", ALL[:24], ids=lambda task: task.id)
+def test_a_fault_finds_other_spellings_of_what_it_breaks(task: Task) -> None:
+    """Without it a project could be written that no repair has to mend."""
+    plan = blueprint(task)
+    solution, fault = plan.jobs[2].solution, plan.jobs[-1].fault
+    found = re.search("<h1>(.*?)</h1>", solution["index.html"])
+    assert found is not None
+    upper = re.sub(r"</(\w+)>", lambda end: f"</{end[1].upper()}>", solution["index.html"])
+    page = f"<head><title>{found[1]}</title></head>{upper}"
+    files = {**solution, "index.html": page}
+    needed = plan.required("repair")
+    assert min(examine(needed, build(files).app).met) == 1.0
+    assert min(examine(needed, build(broken(files, fault)).app).met) < 1.0
 
 
 def test_all_families_and_all_faults_take_turns() -> None:

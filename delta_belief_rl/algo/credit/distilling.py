@@ -55,6 +55,8 @@ class Distillation:
         require_range("The slope of a distillation's gate", self.slope, 0.0)
         if (self.form == "top") != (self.top_k > 0):
             raise UserError("The form top of a distillation, and no other, needs top_k above 0.")
+        if self.top_k == 1 and self.tail == "renormalise":
+            raise UserError("One kept token that is renormalised has nothing to differ in.")
 
     def keeps_top(self, view: str) -> bool:
         """Whether the likeliest tokens of the reader of a view are wanted."""

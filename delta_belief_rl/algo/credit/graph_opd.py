@@ -34,7 +34,7 @@ from delta_belief_rl.algo.base import (
     require_range,
 )
 from delta_belief_rl.algo.credit.distilling import Distillation, distil_stats, with_distil
-from delta_belief_rl.algo.credit.groups import finish, used_channels
+from delta_belief_rl.algo.credit.groups import dead_share, finish, used_channels
 from delta_belief_rl.algo.credit.views import seen_games, token_gap, turn_means, view_share
 from delta_belief_rl.algo.scorers.footprints import FootprintSettings, distilled_turns
 from delta_belief_rl.algo.scorers.hints import READERS, HintSettings
@@ -112,6 +112,7 @@ class GraphOpd(Stateless):
             **distil_stats(table, weight),
             "view_share": view_share(table, seen),
             "linked_turns": _linked_share(table),
+            "frac_dead_groups": dead_share(table, (before.turns != 0.0) | (weight > 0)),
         }
         after = replace(before, distil=weight, stats=stats)
         return replace(after, weight=weight) if alone else after

@@ -91,6 +91,12 @@ def return_to_go(rewards: FloatArray, gamma: float) -> FloatArray:
     return out
 
 
+def dead_share(table: TurnTable, taught: BoolArray) -> float:
+    """Share of the groups with a valid turn in which no row (``taught``, ``[R]``) is taught."""
+    live = np.unique(table.group[table.valid])
+    return float((~np.isin(live, table.group[taught])).sum() / max(len(live), 1))
+
+
 def finish(
     table: TurnTable,
     turns: FloatArray,
@@ -109,9 +115,8 @@ def finish(
     live, groups = live_games(table), table.game_group()
     present = np.unique(groups[live])
     sizes = np.bincount(groups[live], minlength=1)[present]
-    taught = np.unique(table.group[turns != 0.0])
     total = max(len(present), 1)
-    stats["frac_dead_groups"] = float((~np.isin(present, taught)).sum() / total)
+    stats["frac_dead_groups"] = dead_share(table, turns != 0.0)
     stats["frac_singleton_groups"] = float((sizes < 2).sum() / total)
     stats["num_groups"] = float(len(present))
     stats["frac_invalid_turns"] = float(1 - table.valid.mean()) if table.num_rows else 0.0

@@ -55,7 +55,7 @@ class GrpoTurnSettings:
     std_floor: float = 0.01
     epsilon: float = 1e-6
     parity: str = "ours"
-    episode_channels: tuple[str, ...] = ("outcome", "length")
+    episode_channels: tuple[str, ...] = ("outcome", "length", "normalised")
 
     def __post_init__(self) -> None:
         require_range("algorithm.std_floor", self.std_floor, 0.0)

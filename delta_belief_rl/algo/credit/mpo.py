@@ -37,6 +37,7 @@ import numpy as np
 
 from delta_belief_rl.algo.base import (
     VALUES,
+    VIEW,
     Advantage,
     Grain,
     Stateless,
@@ -100,6 +101,14 @@ class Mpo(Stateless):
     def needs_group(self) -> bool:
         """The critic is the baseline."""
         return False
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The token column that the settings name, as ``requires`` would have it."""
+        column = self.settings.column
+        if not column:
+            return ()
+        return (column if column.startswith(VIEW) else f"tokens:{column}",)
 
     def apply(self, table: TurnTable, previous: Advantage | None = None) -> Advantage:
         """Advantages of single tokens, those of turns, and targets.

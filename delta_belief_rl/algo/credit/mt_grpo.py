@@ -55,7 +55,7 @@ class MtGrpoSettings:
     turn_advantage_w: float = 1.0
     turn_credit: str = "each"
     epsilon: float = 1e-4
-    episode_channels: tuple[str, ...] = ("outcome", "length")
+    episode_channels: tuple[str, ...] = ("outcome", "length", "normalised")
 
     def __post_init__(self) -> None:
         require_range("algorithm.mt_grpo.turn_advantage_w", self.turn_advantage_w, 0.0)

@@ -39,7 +39,7 @@ class MultiTurnReinforceSettings:
     clip_adv_min: float = -3.0
     clip_adv_max: float = 3.0
     only_propagate_eog_in_mtr: bool = True
-    episode_channels: tuple[str, ...] = ("outcome", "length")
+    episode_channels: tuple[str, ...] = ("outcome", "length", "normalised")
 
     def __post_init__(self) -> None:
         require_range("algorithm.gamma", self.gamma, 0.0, 1.0)

@@ -55,7 +55,7 @@ class OpidSettings:
     def __post_init__(self) -> None:
         require_range("algorithm.opid.skill_w", self.skill_w, 0.0)
         require_choice("algorithm.opid.teacher", self.teacher, READERS)
-        require_range("algorithm.opid.threshold", self.threshold, 0.0, 1.0)
+        require_range("algorithm.opid.threshold", self.threshold, 0.0, 1.0, open_low=True)
         require_range("algorithm.opid.hint_words", self.hint_words, 1)
 
 

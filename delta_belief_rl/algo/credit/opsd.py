@@ -41,11 +41,11 @@ from delta_belief_rl.algo.credit.distilling import (
     distil_stats,
     distilled_turns,
 )
-from delta_belief_rl.algo.credit.groups import finish, used_channels
+from delta_belief_rl.algo.credit.groups import dead_share, finish, used_channels
 from delta_belief_rl.algo.credit.views import seen_games, view_share
 from delta_belief_rl.algo.scorers import reference, retry
 from delta_belief_rl.algo.scorers.hints import READERS, HintSettings
-from delta_belief_rl.types import TurnTable
+from delta_belief_rl.types import TurnTable, UserError
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class SdpoSettings:
 
     def __post_init__(self) -> None:
         _check(self, "sdpo")
-        require_range("algorithm.sdpo.threshold", self.threshold, 0.0, 1.0)
+        require_range("algorithm.sdpo.threshold", self.threshold, 0.0, 1.0, open_low=True)
         require_range("algorithm.sdpo.hint_words", self.hint_words, 1)
 
 
@@ -89,6 +89,11 @@ def _check(settings: OpsdSettings | SdpoSettings, name: str) -> None:
     require_range(f"algorithm.{name}.beta", settings.beta, 0.0, 1.0)
     require_range(f"algorithm.{name}.top_k", settings.top_k, 0)
     require_range(f"algorithm.{name}.ratio_cap", settings.ratio_cap, 0.0)
+    if settings.top_k == 1 and settings.tail == "renormalise":
+        raise UserError(
+            f"algorithm.{name}.tail=renormalise leaves one token nothing to differ in: set "
+            f"algorithm.{name}.top_k to 2 or more, or tail=bucket."
+        )
 
 
 def _distillation(settings: OpsdSettings | SdpoSettings, view: str) -> Distillation:
@@ -107,13 +112,12 @@ def _lessons(table: TurnTable, view: str) -> Advantage:
     """No advantages, and a weight for the turns that have a teacher."""
     found = finish(table, np.zeros(table.num_rows), used_channels(table))
     weight = distilled_turns(table, view)
-    groups, taught = np.unique(table.group[table.valid]), np.unique(table.group[weight > 0])
     stats = {
         **found.stats,
         **distil_stats(table, weight),
         "view_share": view_share(table, seen_games(table, VIEW + view)),
         # A group is dead here when it has no lesson, not when its advantages are equal.
-        "frac_dead_groups": float((~np.isin(groups, taught)).sum() / max(len(groups), 1)),
+        "frac_dead_groups": dead_share(table, weight > 0),
     }
     return replace(found, weight=weight, distil=weight, stats=stats)
 

@@ -32,6 +32,7 @@ from delta_belief_rl.algo.base import (
     require_range,
 )
 from delta_belief_rl.algo.credit.distilling import Distillation, distil_stats, with_distil
+from delta_belief_rl.algo.credit.groups import dead_share
 from delta_belief_rl.algo.credit.views import (
     LOGP_COLUMN,
     seen_games,
@@ -158,5 +159,6 @@ class Sdar(Stateless):
             **before.stats,
             **distil_stats(table, weight),
             "view_share": view_share(table, seen_games(table, VIEW + VIEW_NAME)),
+            "frac_dead_groups": dead_share(table, (before.turns != 0.0) | (weight > 0)),
         }
         return replace(before, distil=weight, stats=stats)

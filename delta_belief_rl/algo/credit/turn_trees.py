@@ -165,19 +165,23 @@ class SharedOnce(Stateless):
         counted = table.valid & (before.weight > 0)
         first = _first_of(node, counted)
         turns = np.where(first, _mean_of(node, counted, before.turns), 0.0)
-        left_out = 1 - first.sum() / max(counted.sum(), 1)
-        tokens = before.tokens
+        left_out = 1 - first.sum() / counted.sum() if counted.any() else 0.0
+        row = table.token_row()
+        tokens, targets = before.tokens, before.targets
         if tokens is not None:
-            mean = _mean_tokens(table, node, counted, tokens)
-            tokens = np.where(first[table.token_row()], mean, 0.0)
-        distil = table.valid.astype(np.float64) if before.distil is None else before.distil
+            tokens = np.where(first[row], _mean_tokens(table, node, counted[row], tokens), 0.0)
+        if targets is not None:
+            known = counted[row] & np.isfinite(targets)
+            mean = _mean_tokens(table, node, known, targets)
+            targets = np.where(first[row] & known, mean, np.nan)
         return replace(
             before,
             turns=turns,
             weight=np.where(first, before.weight, 0.0),
             stats={**before.stats, "frac_shared_turns": float(left_out)},
             tokens=tokens,
-            distil=np.where(first, distil, 0.0),
+            targets=targets,
+            distil=None if before.distil is None else np.where(first, before.distil, 0.0),
         )
 
 
@@ -223,4 +227,4 @@ def _mean_tokens(
     row = table.token_row()
     offset = np.arange(len(row), dtype=np.int64) - starts[row]
     place = starts[sample[inverse]][row] + offset
-    return _mean_of(place, counted[row], tokens)
+    return _mean_of(place, counted, tokens)

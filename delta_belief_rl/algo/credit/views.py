@@ -16,6 +16,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from delta_belief_rl.algo.base import VIEW, Advantage, Scorer
+from delta_belief_rl.algo.credit.groups import dead_share
 from delta_belief_rl.types import BoolArray, FloatArray, TurnTable
 
 LOGP_COLUMN = "logp"
@@ -126,7 +127,9 @@ def with_tokens(
     kept = np.where(np.repeat(table.valid, table.n_tokens), tokens, 0.0)
     means = turn_means(table, kept)
     turns = np.where(np.isfinite(means), means, previous.turns)
-    return replace(previous, turns=turns, tokens=kept, stats={**previous.stats, **stats})
+    taught = np.bincount(table.token_row(), weights=kept != 0.0, minlength=table.num_rows) > 0
+    dead = {"frac_dead_groups": dead_share(table, taught)}
+    return replace(previous, turns=turns, tokens=kept, stats={**previous.stats, **dead, **stats})
 
 
 def view_share(table: TurnTable, seen: BoolArray) -> float:

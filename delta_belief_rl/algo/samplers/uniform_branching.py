@@ -88,7 +88,8 @@ class TreeGrowth:
         """``n / trees`` games of each tree, drawn."""
         out: list[int] = []
         for tree in range(self.settings.trees):
-            leaves = [game.game for game in played if game.tree == tree]
-            leaves.sort(key=lambda game: draw("leaf", game))
-            out += leaves[: size // self.settings.trees]
+            leaves = [game for game in played if game.tree == tree]
+            # Games that a failure ended teach nothing: they come last.
+            leaves.sort(key=lambda game: (not game.open, draw("leaf", game.game)))
+            out += [game.game for game in leaves[: size // self.settings.trees]]
         return sorted(out)

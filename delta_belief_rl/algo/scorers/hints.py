@@ -39,7 +39,7 @@ class HintSettings:
         require_choice("The win rule", self.rule, tuple(WinRule))
         require_choice("The teacher of a view", self.model, READERS)
         require_range("The number of words of a hint", self.words, 1)
-        require_range("The least grade of a success", self.threshold, 0.0, 1.0)
+        require_range("The least grade of a success", self.threshold, 0.0, 1.0, open_low=True)
 
 
 PLAIN = HintSettings()

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from delta_belief_rl.algo.base import VIEW
-from delta_belief_rl.algo.scorers.hints import HintScorer, games_in, succeeded
+from delta_belief_rl.algo.scorers.hints import HintScorer, games_in, outcome_of
+from delta_belief_rl.algo.shapers.channels import WinRule
 from delta_belief_rl.types import Group
 
 VIEW_NAME = "outcome"
@@ -29,5 +30,9 @@ class OutcomeScorer(HintScorer):
 
     def hints(self, groups: Sequence[Group]) -> list[str | None]:
         """The outcome of each game; None where it is unknown."""
-        ends = [succeeded(game, self.settings) for game in games_in(groups)]
+        rule = WinRule(self.settings.rule)
+        # The same word as ``TurnTable.won``, which protects the credit of a game.
+        ends = [
+            None if outcome_of(game, rule) is None else rule.won(game) for game in games_in(groups)
+        ]
         return [None if end is None else TEMPLATE.format(outcome=WORDS[end]) for end in ends]

@@ -2,16 +2,16 @@
 
 For a game of ``k`` turns with outcome ``w``, after the published reward (arXiv 2602.12342):
 
-=============  =====================================================================  ==============
-channel        value                                                                  placed on
-=============  =====================================================================  ==============
-``outcome``    ``win * w``                                                            last turn
-``length``     ``traj_len * k`` if ``k > 1``                                          last turn
-``validity``   ``invalid_action``, ``repeated_action`` or ``all_valid``               each turn
-``guess``      ``wrong_guess`` where a guess does not win                             each turn
-``belief``     ``weight_elicit * shaped belief change``                               each turn
-``question``   what its answer told, by ``shapers.questions``, where that is paid     each turn
-=============  =====================================================================  ==============
+=============  ===================================================================  ===============
+channel        value                                                                placed on
+=============  ===================================================================  ===============
+``outcome``    ``win * w``                                                          last valid turn
+``length``     ``traj_len * k`` if ``k > 1``                                        last valid turn
+``validity``   ``invalid_action``, ``repeated_action`` or ``all_valid``             each turn
+``guess``      ``wrong_guess`` where a guess does not win                           each turn
+``belief``     ``weight_elicit * shaped belief change``                             each turn
+``question``   what its answer told, by ``shapers.questions``, where that is paid   each turn
+=============  ===================================================================  ===============
 
 ``w`` is 1 for a win and 0 otherwise, or, in an environment that grades, the grade in [0, 1].
 
@@ -33,6 +33,7 @@ import numpy as np
 
 from delta_belief_rl.algo.base import Grain, Stateless, require_choice
 from delta_belief_rl.algo.shapers.clinical import ClinicalSettings
+from delta_belief_rl.algo.shapers.length import last_valid
 from delta_belief_rl.algo.shapers.questions import CHANNEL as QUESTION
 from delta_belief_rl.algo.shapers.questions import question_rewards
 from delta_belief_rl.algo.shapers.tree_columns import tree_columns
@@ -161,6 +162,11 @@ def outcomes(table: TurnTable, groups: Sequence[Group]) -> FloatArray:
     return np.where(np.isnan(graded), table.won, graded)
 
 
+def grade_of(game: Trajectory, rule: WinRule) -> float:
+    """``w`` of one game: its grade, or whether it was won where it has none."""
+    return float(rule.won(game)) if game.score is None else game.score
+
+
 @dataclass(frozen=True, slots=True)
 class ChannelShaper(Stateless):
     """The channels of the module's head; ``question`` only with settings of its own."""
@@ -189,10 +195,12 @@ class ChannelShaper(Stateless):
             Verdict.INVALID: prices.invalid_action,
             Verdict.REPEATED: prices.repeated_action,
         }
+        # What a whole game is paid must not get lost with a turn whose judge failed.
+        last = last_valid(table)
         wrong = np.array([t.is_guess and not rule.turn_won(t) for t in turns], dtype=np.float64)
         channels = {
-            "outcome": prices.win * np.where(table.terminal, outcomes(table, groups), 0.0),
-            "length": prices.traj_len * turns_used * (table.terminal & (turns_used > 1)),
+            "outcome": prices.win * np.where(last, outcomes(table, groups), 0.0),
+            "length": prices.traj_len * turns_used * (last & (turns_used > 1)),
             "validity": np.array([validity.get(t.verdict, prices.all_valid) for t in turns]),
             "guess": prices.wrong_guess * wrong,
             "belief": np.zeros(len(turns)) if belief is None else prices.weight_elicit * belief,

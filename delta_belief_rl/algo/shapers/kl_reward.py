@@ -124,7 +124,9 @@ class KlReward:
         channel = -self.coef * turns
         if self.settings.controller == "adaptive":
             error = np.clip(mean / self.settings.target_kl - 1.0, -ERROR_BOUND, ERROR_BOUND)
-            self.coef *= 1.0 + float(error) * games / self.settings.horizon
+            # A step of more games than the horizon must not turn the price into a reward.
+            step = float(error) * games / self.settings.horizon
+            self.coef *= 1.0 + min(max(step, -ERROR_BOUND), ERROR_BOUND)
         return channel, metrics
 
     def state_dict(self) -> dict[str, float]:

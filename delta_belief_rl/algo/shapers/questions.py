@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from delta_belief_rl.algo.shapers.clinical import ClinicalSettings, question_channel
+from delta_belief_rl.algo.shapers.clinical import ClinicalSettings, question_credit
 from delta_belief_rl.types import FloatArray, Turn, TurnTable, Verdict
 
 CHANNEL = "question"
@@ -37,8 +37,6 @@ def question_rewards(
         return np.zeros(0)
     pairs = [turn.truth_logp if settings.form == "logp" else turn.uncertainty for turn in turns]
     around = np.array([(np.nan, np.nan) if pair is None else pair for pair in pairs])
-    measure = np.full((table.num_games, table.num_turns + 1), np.nan)
-    measure[table.traj, table.turn + 1] = around[:, 1]
-    measure[table.traj, table.turn] = around[:, 0]
     asks = np.array([not turn.is_guess and turn.verdict not in NO_QUESTION for turn in turns])
-    return question_channel(table, measure, asks, settings)
+    # Each turn by its own pair, so that a failed turn next to it changes nothing.
+    return question_credit(around, (asks & table.valid)[:, None], settings)[:, 0]

@@ -219,6 +219,10 @@ def _words(text: str) -> str:
 # --- decisions ----------------------------------------------------------------------------------
 
 
+_SPEAKER = re.compile(r"(?:patient|mr|ms|mrs)(?: \w+)? :")
+"""What follows is said by somebody else."""
+
+
 def _decided(sentences: Sequence[_Sentence], sheet: Sheet) -> tuple[str, tuple[str, ...]]:
     """The one decision of a text and what was noticed; an empty key where there is none."""
     known = _phrases(sheet.name)
@@ -228,6 +232,8 @@ def _decided(sentences: Sequence[_Sentence], sheet: Sheet) -> tuple[str, tuple[s
         if chosen and _RETRACTION.match(one.claims):
             chosen.clear()
             notes.append("negated_decision")
+        if chosen and one.claims.startswith("or ") and _named(one.claims, known["words"]):
+            notes.append("several_decisions")
         key, note = _claim(one, known)
         chosen += [key] if key else []
         notes += [note] if note else []
@@ -239,7 +245,7 @@ def _decided(sentences: Sequence[_Sentence], sheet: Sheet) -> tuple[str, tuple[s
 def _claim(one: _Sentence, known: Mapping[str, Mapping[str, str]]) -> tuple[str, str]:
     """The decision that a sentence makes, or why a sentence that seems to make one does not."""
     words = _without_openers(one.claims)
-    if not words or one.is_question:
+    if not words or one.is_question or _SPEAKER.match(words):
         return "", ""
     claim, *_ = _REASON.split(words)
     start, named = _start(claim), _named(claim, known["words"])

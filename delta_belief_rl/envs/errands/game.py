@@ -64,7 +64,7 @@ class Errand(SingleUseGame[GameState]):
     def __init__(self, task: Task, max_turns: int, question_tag: bool = False) -> None:
         try:
             self.house, self.goals = house_from_json(task.scenario or "")
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise UserError(
                 f"The task {task.id!r} has no house that errands can be run in ({error}): use "
                 "tasks that the environment errands made."

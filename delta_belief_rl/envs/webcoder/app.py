@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from delta_belief_rl.envs.webcoder.behaviour import SLOT, Deed, Rule, parse_rules
 from delta_belief_rl.envs.webcoder.page import (
@@ -56,16 +57,22 @@ class Build:
 
 def build(project: Project) -> Build:
     """Build a project; a failure is a value."""
-    if PAGE not in project:
+    return _build(project.get(PAGE), project.get(BEHAVIOUR))
+
+
+@lru_cache(maxsize=512)
+def _build(page: str | None, behaviour: str | None) -> Build:
+    """Games of a group send the same files, and using an application leaves it as it is."""
+    if page is None:
         return Build(None, problem=f"there is no {PAGE}")
     try:
-        root = parse_page(project[PAGE])
+        root = parse_page(page)
     except BuildError as error:
         return Build(None, problem=f"{PAGE}: {error}")
-    if BEHAVIOUR not in project:
+    if behaviour is None:
         return Build(App(root, ()))
     try:
-        rules = parse_rules(project[BEHAVIOUR], root)
+        rules = parse_rules(behaviour, root)
     except BuildError as error:
         return Build(None, App(root, ()), f"{BEHAVIOUR}: {error}")
     return Build(App(root, rules))

@@ -87,8 +87,12 @@ def parse_rules(text: str, root: Element) -> tuple[Rule, ...]:
         document = cast(
             object, json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
         )
+        # Half of a surrogate pair is no character: no reply can hold it.
+        json.dumps(document, ensure_ascii=False).encode()
     except RecursionError:
         raise BuildError("it is nested too deeply") from None
+    except UnicodeEncodeError as error:
+        raise BuildError("it has half of a surrogate pair") from error
     except json.JSONDecodeError as error:
         raise BuildError(f"line {error.lineno}: it is no JSON") from error
     except BuildError:

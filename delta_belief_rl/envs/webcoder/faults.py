@@ -14,12 +14,15 @@ break, it stays as it is: what was to be repaired is not there then anyhow.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from typing import cast
 
 from delta_belief_rl.envs.webcoder.app import build
 from delta_belief_rl.envs.webcoder.page import Selector
 from delta_belief_rl.envs.webcoder.project import BEHAVIOUR, MOST_CHARACTERS, PAGE, Project
+
+_HEADING = re.compile(r"(<h1\b[^>]*>).*?(</h1\s*>)", re.IGNORECASE | re.DOTALL)
 
 
 def broken(project: Project, fault: Mapping[str, str]) -> Project:
@@ -32,12 +35,23 @@ def broken(project: Project, fault: Mapping[str, str]) -> Project:
 
 
 def _lost_end(project: Project, fault: Mapping[str, str]) -> Project:
-    before, end, after = project.get(PAGE, "").rpartition(f"</{fault['tag']}>")
-    return {**project, PAGE: before + after} if end else project
+    page = project.get(PAGE, "")
+    ends = list(re.finditer(rf"</{fault['tag']}\s*>", page, re.IGNORECASE))
+    for end in reversed(ends if build(project).app is not None else []):
+        without = {**project, PAGE: page[: end.start()] + page[end.end() :]}
+        # One in a comment is the end of nothing.
+        if build(without).app is None:
+            return without
+    return project
 
 
 def _old_text(project: Project, fault: Mapping[str, str]) -> Project:
-    text = project.get(PAGE, "").replace(fault["now"], fault["old"], 1)
+    now, old = fault["now"], fault["old"]
+    text = project.get(PAGE, "").replace(now, old)
+    app = build({PAGE: text}).app
+    # Written with references to characters, a heading does not stand there literally.
+    if app is not None and any(e.tag == "h1" and e.text() == now for e in app.root.inside()):
+        text = _HEADING.sub(lambda found: f"{found[1]}{old}{found[2]}", text)
     return {**project, PAGE: text} if PAGE in project and len(text) <= MOST_CHARACTERS else project
 
 
@@ -67,7 +81,9 @@ def _with_rules(
     app = build(project).app
     if app is None or BEHAVIOUR not in project:
         return project
-    elements = Selector.parse(fault["of"]).find(app.root)
+    # A click also goes to the rules of everything around its target.
+    found = Selector.parse(fault["of"]).find(app.root)
+    elements = [node for element in found for node in element.lineage()]
     document = cast(dict[str, list[dict[str, object]]], json.loads(project[BEHAVIOUR]))
     rules = [
         rule

@@ -123,7 +123,7 @@ class WebCoder(SingleUseGame[GameState]):
     ) -> None:
         try:
             self.blueprint: Blueprint = blueprint_from_json(task.scenario or "")
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise UserError(
                 f"The task {task.id!r} has no project that can be written ({error}): use tasks "
                 "that the environment webcoder made."
@@ -190,7 +190,7 @@ class WebCoder(SingleUseGame[GameState]):
             compatible_win=won,
             action_key=key,
             diagnostics=notes,
-            score=self._grade(after.rewards) if after.done and not won else None,
+            score=self._grade(after.rewards) if after.done else None,
         )
         self._state = replace(after, feedback=_feedback(reading, notes, report))
         return outcome

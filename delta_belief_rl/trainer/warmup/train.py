@@ -8,6 +8,7 @@ on full games stays at "guess anything" for a long time.
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -59,6 +60,25 @@ class WarmupSettings:
     log_seconds: float = 5.0
     sizes: ModelSizes = field(default_factory=ModelSizes)
     teacher: Teacher = field(default_factory=Teacher)
+
+    def __post_init__(self) -> None:
+        counts = {
+            "--steps": self.steps,
+            "--batch-games": self.batch_games,
+            "--micro-games": self.micro_games,
+            "--max-turns": self.max_turns,
+            "--layers": self.sizes.layers,
+            "--hidden": self.sizes.hidden,
+            "--mlp": self.sizes.mlp,
+        }
+        for name, value in counts.items():
+            if value is not None and value < 1:
+                raise UserError(f"{name} is {value}: give a whole number above 0.")
+        for name, value in (("--minutes", self.minutes), ("--lr", self.lr)):
+            if value is not None and not 0.0 < value < math.inf:
+                raise UserError(f"{name} is {value}: give a number above 0.")
+        if self.seed < 0:
+            raise UserError(f"--seed is {self.seed}: give a whole number from 0.")
 
 
 @dataclass(frozen=True, slots=True)
