@@ -14,7 +14,7 @@ import io
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -167,7 +167,7 @@ class PolicyActor:
 
         Ranks may have any games, even none.
         """
-        return self._score(games)
+        return replace(self._score, settings=self.settings)(games)
 
     def probe(self, token_ids: Sequence[int]) -> FloatArray:
         """Log-probs at temperature 1 of a fixed token sequence, ``[len(token_ids) - 1]``."""

@@ -26,6 +26,7 @@ from delta_belief_rl.config.schema import RunConfig, lookup
 from delta_belief_rl.types import UserError
 from tests.processes import born, mentioning
 from tests.runs import ROOT
+from tests.signals import signals_are_heard as signals_are_heard
 
 PROGRAM = ROOT / "tests" / "unit" / "compare_program.py"
 EXPERIMENT = "experiment=starpo_quickstart"

@@ -16,6 +16,7 @@ CHANGE_NO_GAME = (
     "trainer.",
     "algorithm.",
     "ray_init.",
+    "critic.",
     # Secrets are compared themselves.
     "data.train_files",
     "data.test_files",

