@@ -17,11 +17,11 @@ from delta_belief_rl.algo.shapers.clinical import (
     ClinicalSettings,
     entropies,
     premature_commits,
-    question_channel,
     question_credit,
     true_state_logp,
 )
-from delta_belief_rl.types import FloatArray, UserError
+from delta_belief_rl.algo.shapers.questions import question_rewards
+from delta_belief_rl.types import FloatArray, Turn, UserError, Verdict
 
 
 def by_bayes(prior: list[float], likelihoods: list[list[float]]) -> FloatArray:
@@ -131,27 +131,38 @@ def test_turns_that_do_not_ask_and_unknown_beliefs_are_paid_nothing(form: str) -
     assert credit(unknown, ALL, form=form)[0, 2] == credit(CASE, ALL, form=form)[0, 2]
 
 
+def turns_of(pairs: list[tuple[float, float] | None], answer: int = -1) -> list[Turn]:
+    """Turns with the entropies around them; ``answer`` is the number of one that asks nothing."""
+    return [
+        Turn(
+            n, n, n + 1, (-1.0,), 0, "q", "a", Verdict.OTHER, is_guess=n == answer, uncertainty=pair
+        )
+        for n, pair in enumerate(pairs)
+    ]
+
+
 def test_J1_the_channel_pays_valid_rows_of_games_of_any_length() -> None:
     table = table_of([[Act("s")] * 3, [Act("s")]], invalid=[(0, 2)])
-    measure = np.full((2, 4), np.nan)
-    measure[0] = entropies(CASE)[0]
-    measure[1, :2] = [0.9, 0.4]
-    chosen, asks = ClinicalSettings(beta=1.0, cost=0.05), np.ones(4, dtype=np.bool_)
-    got = question_channel(table, measure, asks, chosen)
+    around = entropies(CASE)[0]
+    pairs = [(float(around[k]), float(around[k + 1])) for k in range(3)]
+    chosen = ClinicalSettings(beta=1.0, cost=0.05)
+    got = question_rewards(table, turns_of([*pairs, (0.9, 0.4)]), chosen)
     np.testing.assert_allclose(got, [0.319552, -0.05, 0, 0.45], atol=1e-5)
-    silent = question_channel(table, measure, np.array([False, True, True, True]), chosen)
+    silent = question_rewards(table, turns_of([*pairs, (0.9, 0.4)], answer=0), chosen)
     np.testing.assert_allclose(silent, [0, -0.05, 0, 0.45], atol=1e-5)
-    assert question_channel(table_of([]), np.zeros((0, 1)), np.zeros(0, bool)).shape == (0,)
+    assert question_rewards(table_of([]), [], chosen).shape == (0,)
+
+
+def test_J1_a_failed_turn_takes_nothing_from_its_neighbours() -> None:
+    table = table_of([[Act("s")] * 3], invalid=[(0, 1)])
+    turns = turns_of([(1.0, 0.5), None, (0.5, 0.2)])
+    got = question_rewards(table, turns, ClinicalSettings(beta=1.0))
+    np.testing.assert_allclose(got, [0.5, 0.0, 0.3])
 
 
 def test_arrays_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match="beliefs for"):
         question_credit(entropies(CASE), np.ones((1, 4), dtype=np.bool_))
-    table = table_of([[Act("s")] * 3])
-    with pytest.raises(ValueError, match="of a table"):
-        question_channel(table, entropies(CASE)[:, :3], np.ones(3, dtype=np.bool_))
-    with pytest.raises(ValueError, match="of a table"):
-        question_channel(table, entropies(CASE), np.ones(2, dtype=np.bool_))
 
 
 def test_a_commit_before_any_state_is_likely_is_premature() -> None:

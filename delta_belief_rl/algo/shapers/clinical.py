@@ -29,7 +29,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from delta_belief_rl.algo.base import require_choice, require_range
-from delta_belief_rl.types import BoolArray, FloatArray, IntArray, TurnTable
+from delta_belief_rl.types import BoolArray, FloatArray, IntArray
 
 FORMS = ("entropy", "logp", "positive")
 LEAST_PROBABILITY = 1e-6
@@ -90,32 +90,6 @@ def question_credit(
     if knobs.form == "positive":
         gain = np.maximum(gain, 0.0)
     return np.where(asks & np.isfinite(gain), knobs.beta * gain - knobs.cost, 0.0)
-
-
-def question_channel(
-    table: TurnTable,
-    measure: FloatArray,
-    asks: BoolArray,
-    settings: ClinicalSettings | None = None,
-) -> FloatArray:
-    """``q`` as a reward channel, ``[R]``, zero on rows that are not valid.
-
-    Args:
-        table: Its columns ``traj``, ``turn`` and ``valid`` are read.
-        measure: As in ``question_credit``.
-        asks: ``[R]``, the turns that ask.
-        settings: The knobs.
-
-    Raises:
-        ValueError: ``measure`` or ``asks`` does not fit the table.
-    """
-    shape = (table.num_games, table.num_turns + 1)
-    if asks.shape != (table.num_rows,) or (table.num_rows and measure.shape != shape):
-        raise ValueError(f"{measure.shape} beliefs and {asks.shape} turns for {shape} of a table")
-    if not table.num_rows:
-        return np.zeros(0)
-    credit = question_credit(measure, table.grid(asks & table.valid).astype(np.bool_), settings)
-    return credit[table.traj, table.turn]
 
 
 def premature_commits(beliefs: FloatArray, commits: BoolArray) -> BoolArray:
