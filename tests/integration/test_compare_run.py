@@ -37,7 +37,8 @@ def scratch() -> Iterator[Path]:
 
 
 def start(out: Path, world: Path, scratch: Path, *more: str) -> subprocess.Popen[str]:
-    own = [word for word in words(out, world) if word.split("=")[0] not in OURS]
+    changed = {*OURS, "trainer.test_freq"}
+    own = [word for word in words(out, world) if word.split("=")[0] not in changed]
     return subprocess.Popen(
         [
             *(sys.executable, "-m", "delta_belief_rl.cli.main", "compare", "--out", str(out)),
