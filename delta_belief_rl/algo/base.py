@@ -52,6 +52,7 @@ class Advantage:
         targets: What a critic's value of each sampled token is trained towards, ``[S]``; NaN where
             it is not trained.
         distil: Weight of each turn in distillation losses, ``[R]``; None weighs all valid ones 1.
+        columns: What a learner beside the policy is told of every sampled token, by name, ``[S]``.
     """
 
     turns: FloatArray
@@ -61,6 +62,7 @@ class Advantage:
     tokens: FloatArray | None = None
     targets: FloatArray | None = None
     distil: FloatArray | None = None
+    columns: Mapping[str, FloatArray] = field(default_factory=dict[str, FloatArray])
 
 
 def paid_rewards(table: TurnTable) -> FloatArray:

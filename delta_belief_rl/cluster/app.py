@@ -69,6 +69,7 @@ from delta_belief_rl.trainer.final import final_test, is_tested, starting_games,
 from delta_belief_rl.trainer.hints import hinter
 from delta_belief_rl.trainer.judge_settings import api_settings, judge_mode
 from delta_belief_rl.trainer.loop import train
+from delta_belief_rl.trainer.own_failures import guarded
 from delta_belief_rl.trainer.preflight import check_owner, check_tokenizer, check_weights
 from delta_belief_rl.trainer.resume import RunStart, open_run
 from delta_belief_rl.trainer.services import Services, TaskSets
@@ -78,6 +79,7 @@ from delta_belief_rl.trainer.settings import (
     credit_method,
     credit_scorers,
     critic_settings,
+    learner_settings,
     prior_exchange,
     sampling_params,
     template_options,
@@ -275,6 +277,7 @@ def _check_credit(cfg: RunConfig, tasks: TaskSets, make_env: EnvFactory) -> None
     tokens = [
         LOGP,
         *((VALUES,) if critic_settings(cfg) else ()),
+        *(name for learner in learner_settings(cfg) for name in learner.columns),
         *(f"{VIEW}{scorer.view}" for scorer in credit_scorers(cfg, credit)),
     ]
     if cfg.actor_rollout_ref.actor.use_kl_loss or cfg.algorithm.use_kl_in_reward:
@@ -438,7 +441,7 @@ def _services(
         engines=pools.engines,
         judge=pools.judge,
         shaper=ChannelShaper(reward_settings(cfg), question_settings(cfg)),
-        credit=credit,
+        credit=guarded(cfg, credit),
         scorers=credit_scorers(cfg, credit),
         hinted=hinter(chat),
         elicit=elicit,

@@ -46,6 +46,7 @@ from delta_belief_rl.trainer.actor_settings import (
     AdapterSettings,
 )
 from delta_belief_rl.trainer.critic import CRITIC, Critic
+from delta_belief_rl.trainer.learner import Learner
 from delta_belief_rl.trainer.optimizer import (
     at_hand,
     build_optimizer,
@@ -106,17 +107,29 @@ class PolicyActor:
             dtype = getattr(torch, settings.dtype)
             base = load_causal_lm(settings.model_path, dtype, self.device)
         self.model = self._build(base)
-        # A critic's own adapter is trained, too, but by the critic.
-        others: set[int] = set()
-        if settings.critic is not None and settings.critic.own:
-            others = {id(p) for p in adapter_parameters(self.model, CRITIC).values()}
+        # The adapters of a critic and of learners are trained, too, but by these.
+        others = {
+            id(parameter)
+            for name in _other_adapters(settings)
+            for parameter in adapter_parameters(self.model, name).values()
+        }
         own = [p for p in self.model.parameters() if id(p) not in others]
         self.optimizer = build_optimizer(own, settings.optimizer)
         self.critic: Critic | None = None
         if settings.critic is not None:
             self.critic = Critic(settings.critic, self.model, self.device, world_size)
+        self.learners: dict[str, Learner] = {
+            learner.name: learner.build(self.model, self.device, world_size)
+            for learner in settings.learners
+        }
         self._score = ScorePass(
-            self.model, settings, self.device, world_size, self._meter, self.critic
+            self.model,
+            settings,
+            self.device,
+            world_size,
+            self._meter,
+            self.critic,
+            tuple(self.learners.values()),
         )
         self._terms = loss_terms(settings)
 
@@ -134,8 +147,13 @@ class PolicyActor:
                 model = lora.put_on(model, name, trainable=name == POLICY, seed=settings.seed)
             if lora.ema:
                 copy_adapter(model, POLICY, EMA)
-            if settings.critic is not None and settings.critic.own:
-                model = lora.put_on(model, CRITIC, trainable=True, seed=settings.seed + 1)
+            for number, name in enumerate(_other_adapters(settings), start=1):
+                model = lora.put_on(model, name, trainable=True, seed=settings.seed + number)
+        elif any(learner.adapter for learner in settings.learners):
+            raise UserError(
+                "A model that is trained beside the policy needs LoRA adapters: set "
+                "actor_rollout_ref.model.lora_rank, or choose another algorithm.adv_estimator."
+            )
         elif settings.critic is not None and settings.critic.own:
             raise UserError(
                 "critic.form=own needs LoRA adapters: set actor_rollout_ref.model.lora_rank, or "
@@ -225,6 +243,8 @@ class PolicyActor:
             self.optimizer.zero_grad(set_to_none=True)
             if critic is not None:
                 critic.begin(micro_batches)
+            for learner in self.learners.values():
+                learner.begin(micro_batches)
             parts += [self._backward(batch, denominators, trains) for batch in micro_batches]
             if trains:
                 norm = gradient_norm(self.optimizer, self.settings.grad_clip)
@@ -234,6 +254,8 @@ class PolicyActor:
                         self.optimizer.step()
             if critic is not None:
                 critic.step(training_step)
+            for learner in self.learners.values():
+                learner.step(training_step)
         self.optimizer.zero_grad(set_to_none=True)
         self.model.eval()
         slow: dict[str, float] = {}
@@ -243,6 +265,8 @@ class PolicyActor:
         merged = {name: (float(s), float(n)) for name, (s, n) in merge_metrics(parts).items()}
         finite = [norm for norm in norms if np.isfinite(norm)]
         told = {} if critic is None else critic.finish(training_step)
+        for learner in self.learners.values():
+            told |= learner.finish(training_step)
         # Every rank knows the global norm; one reports it, or merging would count it several times.
         if self.rank == 0:
             merged["actor/grad_norm"] = (float(np.sum(finite)), float(len(finite)))
@@ -286,6 +310,8 @@ class PolicyActor:
             metrics |= critic.backward(packed, batch)
             if batch is not None:
                 self._meter.add_flops(update_flops(self._size, batch.lengths(), 0))
+        for learner in self.learners.values():
+            metrics |= learner.backward(packed, batch)
         return metrics
 
     def _loss(
@@ -360,6 +386,8 @@ class PolicyActor:
             state["ema"] = dict(self.snapshot(EMA).state)
         if self.critic is not None:
             state["critic"] = self.critic.state()
+        if self.learners:
+            state["learners"] = {name: learner.state() for name, learner in self.learners.items()}
         return state
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -390,6 +418,14 @@ class PolicyActor:
                     "was saved with, or start a new run."
                 )
             self.critic.load_state(state["critic"])
+        known = state.get("learners", {})
+        for name, learner in self.learners.items():
+            if name not in known:
+                raise UserError(
+                    f"The checkpoint has no state of {name}: resume with the "
+                    "algorithm.adv_estimator that it was saved with, or start a new run."
+                )
+            learner.load_state(known[name])
         if self.world_size > 1:
             from delta_belief_rl.trainer.sharding import scatter_optimizer_state
 
@@ -401,6 +437,15 @@ class PolicyActor:
         """Wait for all ranks."""
         if self.world_size > 1:
             dist.barrier()
+
+
+def _other_adapters(settings: ActorSettings) -> tuple[str, ...]:
+    """Names of the trainable adapters that are not the policy's."""
+    critic = settings.critic
+    return (
+        *((CRITIC,) if critic is not None and critic.own else ()),
+        *(learner.adapter for learner in settings.learners if learner.adapter),
+    )
 
 
 def dump_state(state: Mapping[str, Any]) -> bytes:
@@ -420,11 +465,17 @@ def parse_state(data: bytes) -> dict[str, Any]:
     for name in ("head", "adapter"):
         if name in critic:
             critic[name] = _to_arrays(critic[name])
+    for learner in state.get("learners", {}).values():
+        learner |= {name: _to_arrays(part) for name, part in learner.items() if name != "optimizer"}
     return state
 
 
-def _to_arrays(tensors: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
-    return {key: value.numpy() for key, value in tensors.items()}
+def _to_arrays(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.numpy()
+    if isinstance(value, Mapping):
+        return {key: _to_arrays(item) for key, item in value.items()}
+    return value
 
 
 def _to_tensors(value: Any) -> Any:

@@ -9,6 +9,7 @@ from delta_belief_rl.algo.credit.distilling import Distillation
 from delta_belief_rl.algo.losses.policy import PolicyLossSettings
 from delta_belief_rl.models.adapters import add_lora
 from delta_belief_rl.trainer.critic import CriticSettings
+from delta_belief_rl.trainer.learner import LearnerSettings
 from delta_belief_rl.trainer.optimizer import OptimizerSettings
 
 POLICY, EMA, BASE = "actor", "ema", "base"
@@ -57,6 +58,7 @@ class ActorSettings:
         old_is_new: The batch is used for one optimizer step, so the old policy is the current one.
         critic: A critic to train beside the policy; None for none.
         distil: A teacher to pull the policy towards; None for none.
+        learners: Models to train beside the policy.
     """
 
     model_path: str
@@ -82,3 +84,4 @@ class ActorSettings:
     old_is_new: bool = False
     critic: CriticSettings | None = None
     distil: Distillation | None = None
+    learners: tuple[LearnerSettings, ...] = ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -25,6 +25,7 @@ from delta_belief_rl.models.varlen import runs_ragged
 from delta_belief_rl.trainer.actor_settings import BASE, POLICY, ActorSettings
 from delta_belief_rl.trainer.critic import Critic
 from delta_belief_rl.trainer.distil import TopScore, score_tops
+from delta_belief_rl.trainer.learner import Learner
 from delta_belief_rl.trainer.usage import UsageMeter
 from delta_belief_rl.types import FloatArray
 
@@ -50,6 +51,7 @@ class GameScore:
         values: ``[sampled tokens]``, the critic's; None without a critic.
         end_value: The critic's value of the state after the last reply.
         top: The likeliest tokens of a teacher that is distilled in full; None without one.
+        columns: Further columns of ``TurnTable.tokens`` by name, ``[sampled tokens]`` each.
     """
 
     logp: FloatArray
@@ -59,6 +61,7 @@ class GameScore:
     values: FloatArray | None = None
     end_value: float = 0.0
     top: TopScore | None = None
+    columns: Mapping[str, FloatArray] = field(default_factory=dict[str, FloatArray])
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,7 @@ class ScorePass:
         world_size: How many ranks there are.
         meter: Times the parts.
         critic: Gives values; None for none.
+        learners: Give columns.
     """
 
     model: Any
@@ -80,12 +84,14 @@ class ScorePass:
     world_size: int
     meter: UsageMeter
     critic: Critic | None = None
+    learners: tuple[Learner, ...] = ()
 
     def __call__(self, games: Sequence[ScoreRequest]) -> list[GameScore]:
         """Log-probs of each game's own tokens, its beliefs and values, in the order of games.
 
         The policy's log-probs, its beliefs and the values of a critic that shares its hidden states
-        come from one forward per micro-batch; each further model, context or critic costs one more.
+        come from one forward per micro-batch; each further model, context, critic or learner costs
+        one more.
         """
         settings = self.settings
         plain = [replace(game, elicitation=None, belief_points=()) for game in games]
@@ -127,6 +133,11 @@ class ScorePass:
         if critic is not None and critic.settings.own:
             with self.meter.measure("values"):
                 values = self._passes(plain, critic.score)
+        columns: list[dict[str, FloatArray]] = [{} for _ in games]
+        for learner in self.learners:
+            with self.meter.measure("learners"):
+                for known, found in zip(columns, self._passes(plain, learner.score), strict=True):
+                    known |= found
         return [
             GameScore(
                 logp=result.logp,
@@ -136,6 +147,7 @@ class ScorePass:
                 values=values[index][:-1] if values else None,
                 end_value=float(values[index][-1]) if values else 0.0,
                 top=tops[index],
+                columns=columns[index],
             )
             for index, result in enumerate(own)
         ]

@@ -28,8 +28,10 @@ from delta_belief_rl.rollout.candidates import CandidateSettings
 from delta_belief_rl.trainer.actor import BASE, EMA, POLICY, ActorSettings, AdapterSettings
 from delta_belief_rl.trainer.critic import CriticSettings
 from delta_belief_rl.trainer.distil import distillation_of
+from delta_belief_rl.trainer.learner import LearnerSettings
 from delta_belief_rl.trainer.optimizer import OptimizerSettings
 from delta_belief_rl.trainer.own_credit import own_credit
+from delta_belief_rl.trainer.settings_learners import learners_of
 from delta_belief_rl.types import UserError
 
 BELIEF_MODELS = {"actor": POLICY, "ref": EMA, "ema": EMA, "base": BASE}
@@ -177,6 +179,7 @@ def actor_settings(
         old_is_new=single_update(cfg),
         critic=critic_settings(cfg, device, total_steps),
         distil=None if cfg.trainer.val_only else distillation_of(credit_method(cfg)),
+        learners=learner_settings(cfg, device, total_steps),
     )
 
 
@@ -232,6 +235,16 @@ def critic_settings(
             offload=device == "cuda" and offload,
         ),
     )
+
+
+def learner_settings(
+    cfg: RunConfig, device: str = "cpu", total_steps: int = 1
+) -> tuple[LearnerSettings, ...]:
+    """The models that a method trains beside the policy; none in evaluations."""
+    if cfg.trainer.val_only:
+        return ()
+    needs = {name for part in elements_of(credit_method(cfg)) for name in part.requires}
+    return learners_of(cfg, needs, device, total_steps)
 
 
 def number_format(name: str, device: str) -> str:

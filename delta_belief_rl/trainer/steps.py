@@ -55,6 +55,8 @@ def token_columns(scores: Sequence[GameScore]) -> dict[str, FloatArray]:
     if valued:
         columns["values"] = valued
         columns["end_value"] = [np.full(len(score.logp), score.end_value) for score in scores]
+    for name in scores[0].columns if scores else ():
+        columns[name] = [score.columns[name] for score in scores]
     return {name: np.concatenate([np.zeros(0), *rows]) for name, rows in columns.items()}
 
 
@@ -142,10 +144,10 @@ def batch_columns(
     """``TrainBatch.views``: what the losses need of each sampled token, by name and game.
 
     Beside the views of the score pass these are ``values`` of a critic, ``targets``, what they are
-    trained towards (NaN where they are not), and ``distil``, the weight of a turn in distillation
-    losses.
+    trained towards (NaN where they are not), ``distil``, the weight of a turn in distillation
+    losses, and what the method hands to its learner.
     """
-    columns: dict[str, FloatArray] = {}
+    columns: dict[str, FloatArray] = dict(advantage.columns)
     if "values" in table.tokens:
         columns["values"] = table.tokens["values"]
     if advantage.targets is not None:
