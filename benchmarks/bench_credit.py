@@ -39,6 +39,8 @@ from delta_belief_rl.types import Group, StopReason, Trajectory, TurnTable, Verd
 T = TypeVar("T")
 STATES = 12
 """States of a turn index that a group's games may be in."""
+OWN = ("values", "contribution", "archer_q", "archer_v")
+"""Columns of a critic and of learners that are random here; ``prm`` is near the policy's."""
 SCORE_GAMES_PER_SECOND = 64 / 0.370
 UPDATE_GAMES_PER_SECOND = 32 / 0.352
 """One H200, Qwen3-1.7B shape: docs/results_gpu.md."""
@@ -138,8 +140,10 @@ def measure(groups: Sequence[Group], repeats: int) -> dict[str, Any]:
     scores = scores_of(groups, 1)
     table, table_seconds = timed(lambda: rewarded(groups, scores), repeats)
     rng = np.random.default_rng(2)
-    values = rng.normal(size=int(table.n_tokens.sum()))
-    table = replace(table, tokens={**table.tokens, "values": values})
+    count = int(table.n_tokens.sum())
+    own = {name: rng.normal(size=count) for name in OWN}
+    own["prm"] = table.tokens["logp"] + 0.1 * rng.normal(size=count)
+    table = replace(table, tokens={**table.tokens, **own})
     seconds: dict[str, float] = {}
     first = shown = build_credit("grpo").apply(table)
     for name, (credit, behind) in methods().items():

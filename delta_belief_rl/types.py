@@ -179,6 +179,9 @@ class Turn:
     0 is certain, 1 uniform. None where it keeps no posterior."""
     truth_logp: tuple[float, float] | None = None
     """Log-probability of what is true in that posterior, in nats, likewise."""
+    order: tuple[int, ...] = ()
+    """Step at which each token was said, where a policy does not say them one after the other;
+    empty where it does."""
 
     @property
     def n_tokens(self) -> int:

@@ -13,8 +13,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from delta_belief_rl.algo.base import Credit, Scorer
+from delta_belief_rl.algo.credit.archer import Archer, ArcherSettings
 from delta_belief_rl.algo.credit.at2po import At2poSettings
 from delta_belief_rl.algo.credit.bilevel_gae import BilevelGae, BilevelGaeSettings
+from delta_belief_rl.algo.credit.dtca import Dtca, DtcaSettings
 from delta_belief_rl.algo.credit.gae import Gae, GaeSettings
 from delta_belief_rl.algo.credit.gigpo import GiGpo, GiGpoSettings
 from delta_belief_rl.algo.credit.graph_opd import GraphOpd, GraphOpdSettings
@@ -26,6 +28,7 @@ from delta_belief_rl.algo.credit.grpo_turn_rtg import GrpoTurnRtg, GrpoTurnRtgSe
 from delta_belief_rl.algo.credit.hcapo import Hcapo, HcapoSettings
 from delta_belief_rl.algo.credit.hgpo import Hgpo, HgpoSettings
 from delta_belief_rl.algo.credit.igpo import Igpo, IgpoSettings
+from delta_belief_rl.algo.credit.istar import Istar, IstarSettings
 from delta_belief_rl.algo.credit.mpo import Mpo, MpoSettings
 from delta_belief_rl.algo.credit.mt_grpo import MtGrpo, MtGrpoSettings
 from delta_belief_rl.algo.credit.multi_turn_reinforce import (
@@ -48,6 +51,7 @@ from delta_belief_rl.algo.credit.reinforce_plus_plus_baseline import (
 )
 from delta_belief_rl.algo.credit.relace import Relace, RelaceSettings
 from delta_belief_rl.algo.credit.rlsd import Rlsd, RlsdSettings, Sdar, SdarSettings
+from delta_belief_rl.algo.credit.spa_rl import SpaRl, SpaRlSettings
 from delta_belief_rl.algo.credit.state_progress import StateProgress, StateProgressSettings
 from delta_belief_rl.algo.credit.tree import TreeGrpoSettings
 from delta_belief_rl.algo.credit.turn_ppo import TurnPpo, TurnPpoSettings
@@ -109,7 +113,10 @@ CREDITS: dict[str, tuple[Callable[..., Credit], type[Any]]] = {
     "gae": (Gae, GaeSettings),
     "turn_ppo": (TurnPpo, TurnPpoSettings),
     "bilevel_gae": (BilevelGae, BilevelGaeSettings),
+    "spa_rl": (SpaRl, SpaRlSettings),
+    "archer": (Archer, ArcherSettings),
     "mpo": (Mpo, MpoSettings),
+    "istar": (Istar, IstarSettings),
 }
 """Name of a method to its class and the class of its settings."""
 
@@ -121,6 +128,7 @@ TRANSFORMS: dict[str, tuple[Callable[..., Credit], type[Any]]] = {
     "opid": (Opid, OpidSettings),
     "orsd": (Orsd, OrsdSettings),
     "pearl": (Pearl, PearlSettings),
+    "dtca": (Dtca, DtcaSettings),
     "graph_opd": (GraphOpd, GraphOpdSettings),
     "shared_once": (SharedOnce, SharedOnceSettings),
 }

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from delta_belief_rl.algo import CREDITS, TRANSFORMS
-from delta_belief_rl.algo.base import HOOK_COLUMNS, VALUES, VIEW, Credit
+from delta_belief_rl.algo.base import HOOK_COLUMNS, LOGP, VALUES, VIEW, Credit
 
 
 class Label(StrEnum):
@@ -43,6 +43,9 @@ class Entry:
     label: Label
     arxiv: str = ""
 
+
+TOKENS = "tokens:"
+"""What the name of a token column begins with in ``requires``."""
 
 CATALOGUE: dict[str, Entry] = {
     "grpo": Entry("return of the game, standardised in its group", Label.CODE, "2402.03300"),
@@ -103,6 +106,9 @@ CATALOGUE: dict[str, Entry] = {
         "games compared inside their tree and across the trees", Label.CODE, "2509.21240"
     ),
     "at2po": Entry("value of each turn in the tree of its games", Label.CODE, "2601.04767"),
+    "dtca": Entry(
+        "tokens of a denoiser weighed by what their part of speech does for the rest", Label.DIGEST
+    ),
     "pearl": Entry("bad decisions that keep coming back are punished harder", Label.DIGEST),
     "shared_once": Entry("turns that games of a tree share are trained on once", Label.OWN),
     "graph_opd": Entry(
@@ -117,6 +123,21 @@ CATALOGUE: dict[str, Entry] = {
     "bilevel_gae": Entry(
         "a critic's errors of turns, shared out among their tokens by a second recursion",
         Label.CODE,
+    ),
+    "istar": Entry(
+        "whole games, and turns by a model that learns which games are won",
+        Label.CODE,
+        "2509.19199",
+    ),
+    "spa_rl": Entry(
+        "gae on the outcome as a learnt head shares it out, and a bonus for valid acts",
+        Label.CODE,
+        "2505.20732",
+    ),
+    "archer": Entry(
+        "what two critics expect of the action, less what they expect of its state",
+        Label.CODE,
+        "2402.19446",
     ),
     "mpo": Entry(
         "a critic's errors of turns, told apart inside a turn with their mean kept", Label.DIGEST
@@ -150,7 +171,7 @@ GROUPS: dict[str, Entry] = {
 
 
 def needs_of(credit: Credit) -> tuple[str, ...]:
-    """What a run must have for a method: ``group``, ``critic``, hooks and views by name.
+    """What a run must have for a method: ``group``, ``critic``, learners, hooks, views by name.
 
     Example:
         >>> from delta_belief_rl.algo import build_credit
@@ -160,6 +181,8 @@ def needs_of(credit: Credit) -> tuple[str, ...]:
     requires: Sequence[str] = credit.requires
     needs = ["group"] if credit.needs_group else []
     needs += ["critic"] if VALUES in requires else []
+    learnt = [name for name in requires if name.startswith(TOKENS) and name not in (LOGP, VALUES)]
+    needs += [f"learner {name.removeprefix(TOKENS)}" for name in learnt]
     needs += [f"hook {name}" for name in requires if name in HOOK_COLUMNS]
     needs += [f"view {name.removeprefix(VIEW)}" for name in requires if name.startswith(VIEW)]
     return tuple(needs)

@@ -58,6 +58,8 @@ class ScoreRequest:
         belief_points: Prefix lengths at which the guess is asked, strictly increasing, ``k + 1`` of
             them.
         views: Other contexts of the same tokens, by name.
+        order: ``[n]``, the step at which each of these tokens was said (``Turn.order``); empty
+            where they were said one after the other.
     """
 
     token_ids: Sequence[int]
@@ -65,6 +67,7 @@ class ScoreRequest:
     elicitation: Elicitation | None = None
     belief_points: tuple[int, ...] = ()
     views: Mapping[str, View] = field(default_factory=lambda: dict[str, View]())
+    order: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, trajectory: Trajectory, elicitation: Elicitation | None = None) -> ScoreRequest:
@@ -74,6 +77,7 @@ class ScoreRequest:
             action_positions=np.flatnonzero(trajectory.action_mask()).astype(np.int64),
             elicitation=elicitation,
             belief_points=trajectory.belief_points if elicitation is not None else (),
+            order=tuple(step for turn in trajectory.turns for step in turn.order),
         )
 
 

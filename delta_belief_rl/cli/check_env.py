@@ -19,12 +19,16 @@ from delta_belief_rl.envs.check import (
     EnvContractError,
     available_hooks,
     check_env,
+    is_replayable,
 )
 from delta_belief_rl.envs.plugins import MISTAKES, SPLITS, check_plugins, describe
 from delta_belief_rl.types import Task, UserError
 
 EXACT_JUDGES = ("rules", "world")
 """Judges (``judge_rollout.name``) that answer here; for a model alternating answers stand in."""
+
+REPLAYED = "the same actions and replies lead to the same state"
+NOT_REPLAYED = "games say that they cannot be played again"
 
 Ask = Callable[[JudgeRequest], JudgeReply]
 
@@ -36,11 +40,15 @@ class Finding:
     Attributes:
         tasks: All of them.
         checked: Ids of those that were played.
+        hooks: Optional hooks of their games.
+        replayable: What these say by the hook of that name.
     """
 
     split: str
     tasks: int
     checked: tuple[str, ...]
+    hooks: frozenset[str]
+    replayable: frozenset[bool]
 
 
 class Breach(Exception):
@@ -65,17 +73,20 @@ def _run(args: argparse.Namespace) -> Result:
         raise UserError(sentence)
     check_plugins(cfg)
     try:
-        findings, hooks = examine(cfg, args.tasks)
+        findings = examine(cfg, args.tasks)
     except Breach as breach:
         value = {"passed": False, "breach": str(breach)}
         return Result(value, str(breach), status=1)
     judged = cfg.judge_rollout.name if _is_exact(cfg) else "alternating yes and no"
+    hooks = [name for name in OPTIONAL_HOOKS if any(name in one.hooks for one in findings)]
+    said = frozenset[bool]().union(*(one.replayable for one in findings))
     value = {
         "passed": True,
         "environment": cfg.multi_turn.env,
         "splits": {one.split: {"tasks": one.tasks, "checked": one.checked} for one in findings},
         "judge": judged,
         "hooks": hooks,
+        "replayable": all(said) if said else None,
     }
     lines = [f"{cfg.multi_turn.env} keeps the contract of an environment."]
     lines += [
@@ -83,11 +94,13 @@ def _run(args: argparse.Namespace) -> Result:
         for one in findings
     ]
     lines += [f"  judge  {judged}", f"  hooks  {', '.join(hooks) or 'none'}"]
+    if said:
+        lines.append(f"  replay {REPLAYED if all(said) else NOT_REPLAYED}")
     return Result(value, "\n".join(lines))
 
 
-def examine(cfg: RunConfig, count: int) -> tuple[list[Finding], list[str]]:
-    """Check the first tasks of each split; what was played, and the optional hooks.
+def examine(cfg: RunConfig, count: int) -> list[Finding]:
+    """Check the first tasks of each split; what was seen of each.
 
     Args:
         cfg: The configuration.
@@ -97,41 +110,38 @@ def examine(cfg: RunConfig, count: int) -> tuple[list[Finding], list[str]]:
         UserError: There is no task, or the options do not fit.
         Breach: At the first breach of the contract.
     """
-    findings: list[Finding] = []
-    hooks = frozenset[str]()
     with _whole():
         ask = _asker(cfg)
-        for split in SPLITS:
-            finding, found = _examine_split(cfg, split, count, ask)
-            findings.append(finding)
-            hooks |= found
+        findings = [_examine_split(cfg, split, count, ask) for split in SPLITS]
     if not any(finding.tasks for finding in findings):
         raise UserError(f"{cfg.multi_turn.env} has no task that could be played.")
-    return findings, [name for name in OPTIONAL_HOOKS if name in hooks]
+    return findings
 
 
-def _examine_split(
-    cfg: RunConfig, split: str, count: int, ask: Ask | None
-) -> tuple[Finding, frozenset[str]]:
-    """What was played of a split, and the optional hooks of its games."""
+def _examine_split(cfg: RunConfig, split: str, count: int, ask: Ask | None) -> Finding:
+    """What was played and seen of a split."""
     # Here, so that --help loads no torch.
     from delta_belief_rl.trainer.environments import env_factory
     from delta_belief_rl.trainer.tasks import split_tasks
 
     tasks, turns = split_tasks(cfg, split), cfg.multi_turn.max_turns
     make = env_factory(cfg, turns.train if split == "train" else turns.val)
-    hooks = frozenset[str]()
+    hooks, said = set[str](), set[bool]()
     for task in tasks[:count]:
         with _whole(f"{task.id}: "):
-            hooks |= _check(make, task, ask)
-    return Finding(split, len(tasks), tuple(task.id for task in tasks[:count])), hooks
+            game = _checked(make, task, ask)
+            replayable = is_replayable(game)
+        hooks |= available_hooks(game)
+        said |= set() if replayable is None else {replayable}
+    played = tuple(task.id for task in tasks[:count])
+    return Finding(split, len(tasks), played, frozenset(hooks), frozenset(said))
 
 
-def _check(make: Callable[[Task], Env], task: Task, ask: Ask | None) -> frozenset[str]:
-    """The optional hooks of one task's game, which keeps the contract."""
+def _checked(make: Callable[[Task], Env], task: Task, ask: Ask | None) -> Env:
+    """A game of one task, which keeps the contract."""
     guesses = (f"Is it {task.secret}?", task.secret) if task.secret else ()
     check_env(lambda: make(task), (*DEFAULT_ACTIONS, *guesses), ask)
-    return available_hooks(make(task))
+    return make(task)
 
 
 @contextmanager

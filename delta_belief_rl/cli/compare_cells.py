@@ -13,7 +13,8 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
+from hashlib import sha256
 from pathlib import Path
 
 from delta_belief_rl.cli.leash import born, send
@@ -47,12 +48,14 @@ class Cell:
     Attributes:
         words: Its settings but for the place.
         folder: The run's folder.
+        plugins: Digest of each file of a user's that it runs, by path.
     """
 
     method: str
     seed: int
     words: tuple[str, ...]
     folder: Path
+    plugins: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property
     def log(self) -> Path:
@@ -80,6 +83,7 @@ class Record:
             it was cut.
         cause: Why it failed, in a sentence; empty where it did not.
         seconds: Of all starts that ended.
+        plugins: As of ``Cell``, at its first start.
     """
 
     words: tuple[str, ...]
@@ -87,6 +91,7 @@ class Record:
     cause: str = ""
     starts: int = 0
     seconds: float = 0.0
+    plugins: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property
     def done(self) -> bool:
@@ -98,10 +103,10 @@ def read_record(cell: Cell) -> Record:
     """The record of a cell; a new one where it was never started.
 
     Raises:
-        UserError: It is damaged, or of other settings.
+        UserError: It is damaged, of other settings, or of another state of a plug-in.
     """
     if not cell.file.exists():
-        return Record(cell.words)
+        return Record(cell.words, plugins=cell.plugins)
     try:
         fields = json.loads(cell.file.read_text(encoding="utf-8"))
         record = Record(**{**fields, "words": tuple(fields["words"])})
@@ -117,7 +122,26 @@ def read_record(cell: Cell) -> Record:
             f"The run of {cell.name} in {cell.folder.parent} has other settings ({change}): name "
             "another folder with --out, or keep the settings."
         )
+    for name, digest in record.plugins.items():
+        if cell.plugins.get(name, digest) != digest:
+            raise UserError(
+                f"The plug-in {name} was edited since the run of {cell.name} was started: name "
+                f"another folder with --out, or remove {cell.folder.parent}, whose runs are then "
+                "made anew."
+            )
     return record
+
+
+def file_digest(path: Path) -> str:
+    """Names the contents of a file.
+
+    Raises:
+        UserError: It cannot be read.
+    """
+    try:
+        return sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise UserError(f"The plug-in {path} cannot be read ({error.strerror}).") from error
 
 
 def write_record(cell: Cell, record: Record) -> None:
@@ -201,8 +225,16 @@ class Crew:
             return signals.told
 
     def _start(self, cell: Cell, signals: Signals) -> None:
+        for name, digest in cell.plugins.items():
+            if file_digest(Path(name)) != digest:
+                raise UserError(
+                    f"The plug-in {name} was edited while the comparison went on: give the command "
+                    "again with another folder in --out."
+                )
         before = read_record(cell)
-        record = replace(before, status=None, cause="", starts=before.starts + 1)
+        record = replace(
+            before, status=None, cause="", starts=before.starts + 1, plugins=cell.plugins
+        )
         write_record(cell, record)
         events = cell.folder / "events.jsonl"
         length = events.stat().st_size if events.exists() else 0

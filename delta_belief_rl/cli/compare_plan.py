@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,21 +13,21 @@ import yaml
 
 from delta_belief_rl.algo import CREDITS, TRANSFORMS
 from delta_belief_rl.algo.catalogue import CATALOGUE, GROUPS, Entry, Label, listed, needs_of
-from delta_belief_rl.cli.compare_cells import Cell, Record, Slot, read_record
+from delta_belief_rl.cli.compare_cells import Cell, Record, Slot, file_digest, read_record
 from delta_belief_rl.cli.front import prepare
 from delta_belief_rl.cli.verb import Result
 from delta_belief_rl.config.availability import unavailable
 from delta_belief_rl.config.compose import group_options, load_config
 from delta_belief_rl.config.convert import to_plain
 from delta_belief_rl.config.gpus import read_gpus
-from delta_belief_rl.config.paths import PACKAGE, config_dir
+from delta_belief_rl.config.paths import PACKAGE, PLUGIN_FILE, config_dir
 from delta_belief_rl.config.plan import Plan
 from delta_belief_rl.config.schema import RunConfig
-from delta_belief_rl.envs.plugins import load_methods
+from delta_belief_rl.envs.plugins import find_plugin, load_methods
 from delta_belief_rl.eval.compare_results import Budget
 from delta_belief_rl.eval.compare_text import Rows, aligned
 from delta_belief_rl.obs.events import config_diff
-from delta_belief_rl.trainer.own_credit import make_credit
+from delta_belief_rl.trainer.own_credit import find_credit, make_credit
 from delta_belief_rl.types import UserError
 
 BASELINE = "grpo"
@@ -62,6 +63,7 @@ class Study:
         labels: How sure each method's formula is.
         differing: Method to the settings besides ``algorithm`` that differ from the baseline's.
         facts: What is played, for the table.
+        beyond: Method to how a step of it may play more, or less, than one batch of games.
     """
 
     methods: tuple[str, ...]
@@ -73,6 +75,7 @@ class Study:
     labels: Mapping[str, str]
     differing: Mapping[str, Sequence[str]]
     facts: Mapping[str, str]
+    beyond: Mapping[str, str]
 
 
 def make_study(
@@ -88,7 +91,7 @@ def make_study(
 
     Raises:
         UserError: A method is unknown or cannot run here, two would be compared at different
-            budgets, or the folder holds runs of other settings.
+            budgets, or the folder holds runs of other settings or of a plug-in's other state.
     """
     _refuse_ours(overrides)
     base = baseline or (BASELINE if BASELINE in methods else methods[0])
@@ -103,12 +106,14 @@ def make_study(
         for method, other in plans.items()
     }
     _check_shared(base, diffs)
+    files = {method: _plugin_files(other.config) for method, other in plans.items()}
     cells = tuple(
         Cell(
             method,
             seed,
             (*words[method], f"trainer.experiment_name={method}_seed{seed}", f"seed={seed}"),
             out / "runs" / method / f"seed{seed}",
+            files[method],
         )
         for seed in seeds
         for method in methods
@@ -125,6 +130,7 @@ def make_study(
         labels={method: label_of(method, other.config) for method, other in plans.items()},
         differing={method: _in_words(diff) for method, diff in diffs.items()},
         facts=_facts(plan, overrides),
+        beyond=_beyond({method: other.config for method, other in plans.items()}, budget.steps),
     )
 
 
@@ -224,6 +230,40 @@ def _check_shared(base: str, diffs: Mapping[str, Mapping[str, tuple[Any, Any]]])
                     f"{method} would be compared with {base} on unequal terms, because {name} is "
                     f"{own} and not {theirs}: set {name} on the command line."
                 )
+
+
+def _plugin_files(config: RunConfig) -> dict[str, str]:
+    """Digests of the files of plug-ins, where a run uses an environment or a method of one."""
+    if find_plugin(config) is None and find_credit(config) is None:
+        return {}
+    paths = [Path(name) for name in config.plugins if name.endswith(PLUGIN_FILE)]
+    modules = [sys.modules.get(name) for name in config.plugins]
+    paths += [Path(module.__file__) for module in modules if module and module.__file__]
+    # What the package brings itself is no file that a user edits.
+    own = [path.expanduser().resolve() for path in paths]
+    return {str(path): file_digest(path) for path in own if not path.is_relative_to(PACKAGE)}
+
+
+def _beyond(configs: Mapping[str, RunConfig], steps: int) -> dict[str, str]:
+    """What ``Study.beyond`` holds, a sentence each."""
+    found: dict[str, str] = {}
+    for method, config in configs.items():
+        groups, rule = config.algorithm.filter_groups, config.algorithm.tree.rule
+        if groups.enabled and groups.rule == "differ":
+            most = groups.max_num_gen_batches
+            earliest = f"step {steps // most + 1}" if most else "any step"
+            found[method] = (
+                f"{method} plays {f'up to {most} batches' if most else 'batch after batch'} for a "
+                "step (algorithm.filter_groups), all of which count: where one is not enough it "
+                f"makes fewer than {steps} steps within the budget, which may end in {earliest}."
+            )
+        elif rule != "none":
+            found[method] = (
+                f"{method} plays games as trees (algorithm.tree.rule={rule}): what counts is the "
+                "turns that are played, a shared one once, so a step may take less or more of the "
+                "budget than a batch."
+            )
+    return found
 
 
 def _in_words(diff: Mapping[str, tuple[Any, Any]]) -> list[str]:
@@ -341,11 +381,13 @@ def dry_run(study: Study, jobs: int) -> Result:
         for method, found in study.differing.items()
         if found
     ]
+    lines += study.beyond.values()
     cells = [
         {"method": cell.method, "seed": cell.seed, "state": _state(record), "words": cell.words}
         for cell, record in zip(study.cells, records, strict=True)
     ]
-    return Result({"cells": cells, "cost": cost}, "\n\n".join(lines))
+    value = {"cells": cells, "cost": cost, "beyond": dict(study.beyond)}
+    return Result(value, "\n\n".join(lines))
 
 
 def _state(record: Record) -> str:

@@ -70,8 +70,15 @@ from delta_belief_rl.trainer.hints import hinter
 from delta_belief_rl.trainer.judge_settings import api_settings, judge_mode
 from delta_belief_rl.trainer.loop import train
 from delta_belief_rl.trainer.own_failures import guarded
+from delta_belief_rl.trainer.policy_kinds import check_kind, score_columns
 from delta_belief_rl.trainer.preflight import check_owner, check_tokenizer, check_weights
 from delta_belief_rl.trainer.resume import RunStart, open_run
+from delta_belief_rl.trainer.rubric_settings import (
+    check_rubrics,
+    close_roles,
+    probe_verifier,
+    rubric_roles,
+)
 from delta_belief_rl.trainer.services import Services, TaskSets
 from delta_belief_rl.trainer.settings import (
     belief_models,
@@ -88,7 +95,7 @@ from delta_belief_rl.trainer.settings_rewards import (
     kl_reward,
     prices,
     question_settings,
-    reward_settings,
+    reward_shaper,
     variance_settings,
 )
 from delta_belief_rl.trainer.sole_start import sole_start
@@ -127,6 +134,7 @@ def _run(cfg: RunConfig, plan: Plan) -> int:
     _check_judge(cfg)
     make_env = env_factory(cfg, cfg.multi_turn.max_turns.train)
     _check_credit(cfg, tasks, make_env)
+    check_rubrics(cfg, chat)
     prices(cfg, plan.total_steps or 1)
     variance_settings(cfg)
     if cfg.multi_turn.logprob_sampling.enabled:
@@ -249,6 +257,8 @@ def _check_model(cfg: RunConfig, tasks: TaskSets) -> ChatFormat:
     chat = ChatFormat.from_tokenizer(
         load_tokenizer(source), template_options(cfg), cfg.actor_rollout_ref.actor.thinking_history
     )
+    if not is_api_policy(cfg):
+        check_kind(cfg, chat.eot_id)
     elicit = elicitor(chat, template_of(cfg.multi_turn.env), agg=cfg.multi_turn.logprob_reward.agg)
     believes = belief_models(cfg) or cfg.multi_turn.logprob_sampling.enabled
     guesses = cfg.multi_turn.env == "twenty_questions" and not is_api_policy(cfg)
@@ -261,10 +271,11 @@ def _check_model(cfg: RunConfig, tasks: TaskSets) -> ChatFormat:
 
 def _check_credit(cfg: RunConfig, tasks: TaskSets, make_env: EnvFactory) -> None:
     """Whether the estimator gets what it needs, of which an evaluation needs nothing."""
-    credit = credit_method(cfg)
+    credit, shaper = credit_method(cfg), reward_shaper(cfg)
     if cfg.trainer.val_only:
         return
     parts, paid = elements_of(credit), question_settings(cfg) is not None
+    channels = (*ChannelShaper.provides, *shaper.provides)
     # A game is made only where somebody asks what it has.
     asked = any(name in HOOK_COLUMNS for part in parts for name in part.requires)
     hooks = available_hooks(make_env(tasks.train[0])) if asked or paid else ()
@@ -277,6 +288,7 @@ def _check_credit(cfg: RunConfig, tasks: TaskSets, make_env: EnvFactory) -> None
     tokens = [
         LOGP,
         *((VALUES,) if critic_settings(cfg) else ()),
+        *score_columns(cfg),
         *(name for learner in learner_settings(cfg) for name in learner.columns),
         *(f"{VIEW}{scorer.view}" for scorer in credit_scorers(cfg, credit)),
     ]
@@ -285,7 +297,7 @@ def _check_credit(cfg: RunConfig, tasks: TaskSets, make_env: EnvFactory) -> None
     if VALUES in tokens:
         tokens.append("tokens:end_value")
     for part in parts:
-        check_requires(part, hooks, ChannelShaper.provides, cfg.multi_turn.env, tokens)
+        check_requires(part, hooks, channels, cfg.multi_turn.env, tokens)
         for needed in reads_of(part):
             if needed not in tokens:
                 raise UserError(
@@ -328,6 +340,7 @@ def _probe_services(cfg: RunConfig, start: RunStart) -> None:
         sampling = replace(settings.asked.sampling, max_tokens=settings.asked.response_length)
         limit = "judge_rollout.rollout.response_length"
         probe_service(settings.api(), sampling, "judge_rollout", limit)
+    probe_verifier(cfg)
 
 
 def _tests(cfg: RunConfig) -> bool:
@@ -388,6 +401,7 @@ async def _play(
             course.recorded = services.log.last_step is not None
             progress.set_phase("end")
             services.wandb.finish()
+            await close_roles(services.roles)
             if services.player is not None:
                 await services.player.close()
 
@@ -440,10 +454,11 @@ def _services(
         policy=pools.policy,
         engines=pools.engines,
         judge=pools.judge,
-        shaper=ChannelShaper(reward_settings(cfg), question_settings(cfg)),
+        shaper=reward_shaper(cfg),
         credit=guarded(cfg, credit),
         scorers=credit_scorers(cfg, credit),
         hinted=hinter(chat),
+        roles=rubric_roles(cfg, chat, pools.router, pools.policy),
         elicit=elicit,
         log=MetricsLog(run_dir / "metrics.jsonl", start.run_id, saved_step),
         wandb=wandb_mirror(cfg, run_dir, start.run_id, resolved),

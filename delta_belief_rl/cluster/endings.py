@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import sys
+import traceback
 from dataclasses import dataclass
 
 from ray.exceptions import RayTaskError
@@ -18,6 +19,7 @@ from delta_belief_rl.obs.events import EventLog
 from delta_belief_rl.obs.exits import ExitStatus, Terminated
 from delta_belief_rl.trainer.crosscheck import CheckFailed
 from delta_belief_rl.trainer.health import RunCollapsed, RunStalled
+from delta_belief_rl.trainer.own_failures import PluginFailed
 from delta_belief_rl.types import UserError
 
 
@@ -52,6 +54,7 @@ ENDINGS: dict[type[Exception], Ending] = {
     RankFailure: Ending("rank_failed", ExitStatus.CHECK_FAILED),
     EngineFailure: Ending("engine_failed", ExitStatus.CHECK_FAILED),
     RayLost: Ending("ray_lost", ExitStatus.CHECK_FAILED),
+    PluginFailed: Ending("plugin_failed", ExitStatus.CHECK_FAILED),
 }
 """Failures that the parts of a run end it by."""
 
@@ -90,13 +93,21 @@ def tell_ending(error: BaseException, step: int, events: EventLog) -> int:
     cause, ending = _cause(error), ending_of(error)
     assert ending is not None, "defects are not told here"
     sentence = _sentence(cause, ending, step)
-    ranks = cause.ranks if isinstance(cause, RankFailure) else None
     print(sentence, file=sys.stderr)
     try:
-        events.write(ending.event, step, reason=sentence, **({"ranks": ranks} if ranks else {}))
+        events.write(ending.event, step, reason=sentence, **_details(cause))
     except OSError as failure:
         print(f"this could not be recorded: {failure}", file=sys.stderr)
     return ending.status
+
+
+def _details(cause: BaseException) -> dict[str, object]:
+    """What an event says besides its sentence."""
+    if isinstance(cause, RankFailure):
+        return {"ranks": cause.ranks} if cause.ranks else {}
+    if isinstance(cause, PluginFailed):
+        return {"traceback": "".join(traceback.format_exception(cause))}
+    return {}
 
 
 def _sentence(cause: BaseException, ending: Ending, step: int) -> str:

@@ -238,6 +238,7 @@ def _engine_places(
         max_batch_tokens=rollout.max_num_batched_tokens,
         num_threads=threads,
         seed=cfg.seed,
+        per_step=rollout.tokens_per_step,
     )
     handles = _place("policy engines", EngineWorker, places, gpus, deadline, threads)
     return handles, settings

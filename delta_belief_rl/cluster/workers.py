@@ -44,7 +44,9 @@ from delta_belief_rl.trainer.actor import (
     dump_state,
     parse_state,
 )
-from delta_belief_rl.trainer.policy_engine import EngineSettings, hf_engine
+from delta_belief_rl.trainer.denoiser_actor import DenoiserActor
+from delta_belief_rl.trainer.policy_engine import EngineSettings
+from delta_belief_rl.trainer.policy_kinds import build_actor, build_engine
 from delta_belief_rl.trainer.usage import RankUsage
 from delta_belief_rl.types import TrainBatch
 
@@ -85,7 +87,7 @@ class ActorWorker(Present):
 
     def __init__(self, settings: ActorSettings, rank: int, world_size: int) -> None:
         self._settings, self._rank, self._world_size = settings, rank, world_size
-        self._actor: PolicyActor | None = None
+        self._actor: PolicyActor | DenoiserActor | None = None
         self._meeting: TCPStore | None = None
         self._patience = math.inf
 
@@ -113,10 +115,10 @@ class ActorWorker(Present):
             device, store = self._settings.device, self._meeting
             join_ranks(device, self._rank, self._world_size, address, timeout, store)
             self._patience = timeout
-        self._actor = PolicyActor(self._settings, self._rank, self._world_size)
+        self._actor = build_actor(self._settings, self._rank, self._world_size)
 
     @property
-    def actor(self) -> PolicyActor:
+    def actor(self) -> PolicyActor | DenoiserActor:
         """The rank's policy, there after ``setup``."""
         assert self._actor is not None, "setup() comes first"
         return self._actor
@@ -171,7 +173,7 @@ class EngineWorker(Present):
     """One replica of the policy engine."""
 
     def __init__(self, settings: EngineSettings) -> None:
-        self._engine = hf_engine(settings)
+        self._engine = build_engine(settings)
 
     def step(self, new: list[GenRequest]) -> list[Completion]:
         """Add requests and run until enough have finished."""

@@ -34,7 +34,8 @@ class Gap:
 def _trains_all_weights(config: RunConfig) -> bool:
     model = config.actor_rollout_ref.model
     first = model.adapters[0].r if model.adapters else 0
-    return not (first or model.lora_rank)
+    # All weights of a denoiser are trained, and sent to its engine.
+    return not (first or model.lora_rank or config.actor_rollout_ref.rollout.name == "denoiser")
 
 
 def _more_adapters(config: RunConfig) -> bool:
@@ -64,9 +65,10 @@ GAPS: tuple[Gap, ...] = (
     Gap(
         "actor_rollout_ref.rollout.deterministic",
         lambda c: (
-            c.actor_rollout_ref.rollout.deterministic and c.actor_rollout_ref.rollout.name != "hf"
+            c.actor_rollout_ref.rollout.deterministic
+            and c.actor_rollout_ref.rollout.name not in ("hf", "denoiser")
         ),
-        "only the hf engine advances games in a fixed order: "
+        "only the hf and denoiser engines advance games in a fixed order: "
         "set actor_rollout_ref.rollout.deterministic=false",
     ),
     Gap(

@@ -101,7 +101,7 @@ def resolve_auto(config: RunConfig) -> RunConfig:
     if reward.winning_turn == "auto":
         reward = replace(reward, winning_turn="drop" if reward.normalised else "keep")
     policy = config.actor_rollout_ref
-    if config.trainer.val_only:
+    if config.trainer.val_only and policy.rollout.name != "denoiser":
         policy = replace(policy, model=_with_adapter(policy.model))
     return replace(
         config,

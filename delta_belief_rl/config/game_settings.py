@@ -48,6 +48,7 @@ OF_EVERY_GAME = (
     f"{_POLICY}.rollout.name",
     f"{_POLICY}.rollout.dtype",
     f"{_POLICY}.rollout.n",
+    f"{_POLICY}.rollout.tokens_per_step",
     f"{_POLICY}.rollout.deterministic",
     f"{_POLICY}.rollout.engine_kwargs",
     f"{_JUDGE}.name",

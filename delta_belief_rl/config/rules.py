@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from delta_belief_rl.config import rules_learning as learning
 from delta_belief_rl.config import rules_pools as pools
-from delta_belief_rl.config import rules_trees, rules_views
+from delta_belief_rl.config import rules_denoiser, rules_trees, rules_views
 from delta_belief_rl.config.schema import RunConfig
 from delta_belief_rl.config.schema_actor import ActorRolloutRef
 from delta_belief_rl.config.schema_algo import CREDIT_TRANSFORMS, ESTIMATORS
@@ -224,6 +224,7 @@ _RULES = (
     learning.batches,
     rules_trees.trees,
     rules_views.views,
+    rules_denoiser.denoiser,
     learning.loss,
     learning.sampling,
     learning.abort,

@@ -14,6 +14,8 @@ VIEWS = {
     "retry": (("opid", "sdpo"), ("teacher", "threshold", "hint_words")),
 }
 """Views that several methods read, and the settings on which these must agree."""
+BASE_VERIFIER = "base"
+"""``algorithm.orsd.verifier_model``: the policy's own model without its adapter."""
 
 
 def views(config: RunConfig) -> Iterator[str]:
@@ -36,6 +38,8 @@ def views(config: RunConfig) -> Iterator[str]:
     for name in chosen:
         if name in READING:
             yield from _teacher(config, name)
+    if "orsd" in chosen:
+        yield from _rubric(config)
     for view, (readers, knobs) in VIEWS.items():
         together = [name for name in readers if name in chosen]
         for knob in knobs:
@@ -45,6 +49,26 @@ def views(config: RunConfig) -> Iterator[str]:
                     f"{' and '.join(together)} read the view {view!r} with different settings: set "
                     f"{names} alike."
                 )
+
+
+def _rubric(config: RunConfig) -> Iterator[str]:
+    """Who writes and who checks the rules of orsd fit together."""
+    orsd, model = config.algorithm.orsd, config.actor_rollout_ref.model
+    if orsd.writer == "model" and orsd.verifier == "rules":
+        yield (
+            "algorithm.orsd.verifier=rules cannot check what a model writes: set "
+            "algorithm.orsd.verifier=model, or algorithm.orsd.writer=rules."
+        )
+    if orsd.verifier != "model":
+        return
+    if not orsd.verifier_model:
+        yield "algorithm.orsd.verifier_model must be base or the name of a model, not empty."
+    if orsd.verifier_model == BASE_VERIFIER and not model.lora_rank:
+        yield (
+            "algorithm.orsd.verifier_model=base needs LoRA (actor_rollout_ref.model.lora_rank "
+            "above 0), because without an adapter no model is frozen: name one of a service, or "
+            "set algorithm.orsd.verifier=rules."
+        )
 
 
 def _teacher(config: RunConfig, name: str) -> Iterator[str]:
@@ -76,6 +100,7 @@ def _ranges(config: RunConfig) -> Iterator[str]:
         "sdar.slope": algorithm.sdar.slope,
         "opid.skill_w": algorithm.opid.skill_w,
         "orsd.correction_w": algorithm.orsd.correction_w,
+        "orsd.writer_temperature": algorithm.orsd.writer_temperature,
         "opsd.top_k": algorithm.opsd.top_k,
         "sdpo.top_k": algorithm.sdpo.top_k,
         "opsd.ratio_cap": algorithm.opsd.ratio_cap,
@@ -88,6 +113,7 @@ def _ranges(config: RunConfig) -> Iterator[str]:
         "hcapo.temperature": algorithm.hcapo.temperature,
         "relace.temperature": algorithm.relace.temperature,
         "orsd.clip": algorithm.orsd.clip,
+        "orsd.deadline_s": algorithm.orsd.deadline_s,
         "opsd.coefficient": algorithm.opsd.coefficient,
         "sdpo.coefficient": algorithm.sdpo.coefficient,
     }
@@ -129,6 +155,8 @@ def _ranges(config: RunConfig) -> Iterator[str]:
         "orsd.max_criteria": algorithm.orsd.max_criteria,
         "orsd.num_best": algorithm.orsd.num_best,
         "orsd.num_worst": algorithm.orsd.num_worst,
+        "orsd.prompt_tokens": algorithm.orsd.prompt_tokens,
+        "orsd.writer_tokens": algorithm.orsd.writer_tokens,
     }
     for name, value in at_least_one.items():
         if value < 1:

@@ -105,8 +105,13 @@ class ValSampling:
 class Rollout:
     """The engine that plays the policy."""
 
-    name: Literal["vllm", "hf"] = opt(
-        "vllm", "Engine: vllm (GPU) or hf (plain PyTorch, CPU or GPU)."
+    name: Literal["vllm", "hf", "denoiser"] = opt(
+        "vllm",
+        "Engine: vllm (GPU), hf (plain PyTorch, CPU or GPU), or denoiser (a masked denoiser, which "
+        "fills an answer in any order; see docs/agreement.md).",
+    )
+    tokens_per_step: int = opt(
+        1, "Places of an answer that a masked denoiser fills in a step.", new=True, needs="denoiser"
     )
     replicas: int = opt(
         1,

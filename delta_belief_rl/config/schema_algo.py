@@ -8,6 +8,7 @@ from typing import Literal
 
 from delta_belief_rl.config.fields import opt
 from delta_belief_rl.config.schema_credit import (
+    Dtca,
     GiGpo,
     GraphGpo,
     GraphOpd,
@@ -17,6 +18,7 @@ from delta_belief_rl.config.schema_credit import (
     StateProgress,
 )
 from delta_belief_rl.config.schema_critic import BilevelGae, Gae, Mpo, TurnPpo
+from delta_belief_rl.config.schema_learners import Archer, Istar, SpaRl
 from delta_belief_rl.config.schema_rewards import (
     Clinical,
     FilterGroups,
@@ -41,14 +43,15 @@ GROUP_ESTIMATORS = (
     *("grpo", "grpo_turn", "grpo_turn_rtg", "grpo_passk", "rloo", "opo"),
     *("mt_grpo", "gigpo", "hgpo", "reinforce_plus_plus_baseline"),
     *("igpo", "hcapo", "relace", "graphgpo", "state_progress", "tree_grpo", "at2po"),
+    "istar",
 )
 """These compare the games of one secret."""
-CRITIC_ESTIMATORS = ("gae", "turn_ppo", "bilevel_gae", "mpo")
+CRITIC_ESTIMATORS = ("gae", "turn_ppo", "bilevel_gae", "mpo", "spa_rl")
 """These train a critic."""
 ESTIMATORS = (
     *CRITIC_ESTIMATORS,
     *(*GROUP_ESTIMATORS, "reinforce", "reinforce_plus_plus", "multi_turn_reinforce"),
-    *("opsd", "sdpo", "graph_opd"),
+    *("opsd", "sdpo", "graph_opd", "archer"),
 )
 CREDIT_TRANSFORMS: tuple[str, ...] = (
     "mpo",
@@ -57,6 +60,7 @@ CREDIT_TRANSFORMS: tuple[str, ...] = (
     "opid",
     "orsd",
     "pearl",
+    "dtca",
     "shared_once",
     "graph_opd",
 )
@@ -136,6 +140,7 @@ class Algorithm:
     graphgpo: GraphGpo = field(default_factory=GraphGpo)
     state_progress: StateProgress = field(default_factory=StateProgress)
     pearl: Pearl = field(default_factory=Pearl)
+    dtca: Dtca = field(default_factory=Dtca)
     graph_opd: GraphOpd = field(default_factory=GraphOpd)
     tree: Tree = field(default_factory=Tree)
     tree_grpo: TreeGrpo = field(default_factory=TreeGrpo)
@@ -144,6 +149,9 @@ class Algorithm:
     turn_ppo: TurnPpo = field(default_factory=TurnPpo)
     bilevel_gae: BilevelGae = field(default_factory=BilevelGae)
     mpo: Mpo = field(default_factory=Mpo)
+    spa_rl: SpaRl = field(default_factory=SpaRl)
+    istar: Istar = field(default_factory=Istar)
+    archer: Archer = field(default_factory=Archer)
     igpo: Igpo = field(default_factory=Igpo)
     hcapo: Hcapo = field(default_factory=Hcapo)
     relace: Relace = field(default_factory=Relace)

@@ -100,6 +100,19 @@ class Pearl:
 
 
 @dataclass(frozen=True, slots=True)
+class Dtca:
+    """Settings of the transform dtca alone."""
+
+    tau: float = opt(
+        0.2, "Lead in gained confidence that weighs a part of speech e-fold.", new=True
+    )
+    decay: float = opt(0.9, "What an update leaves of the running means.", new=True)
+    weight_low: float = opt(0.25, "Smallest weight of a token, before their mean is 1.", new=True)
+    weight_high: float = opt(4.0, "Largest weight of a token, before their mean is 1.", new=True)
+    step_share: float = opt(0.5, "Share of an answer's steps that is trained.", new=True)
+
+
+@dataclass(frozen=True, slots=True)
 class GraphOpd:
     """Settings of graph_opd alone."""
 

@@ -30,7 +30,7 @@ class CriticOptim:
 
 @dataclass(frozen=True, slots=True)
 class Critic:
-    """The critic of gae, turn_ppo, bilevel_gae and mpo; no other method starts one."""
+    """The critic of gae, turn_ppo, bilevel_gae, mpo and spa_rl; no other method starts one."""
 
     form: Literal["shared", "own"] = opt(
         "shared",

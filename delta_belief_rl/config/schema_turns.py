@@ -163,6 +163,12 @@ class Reward:
     """Weights of the reward channels."""
 
     weight_elicit: float = opt(1.0, "Weight of the belief reward.")
+    weight_tasks: float = opt(
+        0.0,
+        "Weight of the rewards that an environment of a plug-in gives to the turns that end one of "
+        "several tasks of a game, as webcoder does; 0 does not pay them.",
+        new=True,
+    )
     signals: Signals = field(default_factory=Signals)
 
 

@@ -71,10 +71,11 @@ class Update:
         16384, "That token budget: tokens per micro-batch on one GPU."
     )
     ppo_epochs: int = opt(1, "Passes over the games of a training step.")
-    policy_loss: Literal["ppo", "gspo", "turn_ratio", "cispo"] = opt(
+    policy_loss: Literal["ppo", "gspo", "turn_ratio", "cispo", "reinforce"] = opt(
         "ppo",
         "Policy loss: ppo (a ratio for each token, dual clip), gspo (one ratio for each game), "
-        "turn_ratio (one for each turn) or cispo (the clipped ratio only weighs).",
+        "turn_ratio (one for each turn), cispo (the clipped ratio only weighs) or reinforce (no "
+        "ratio at all).",
         new=True,
     )
     grad_clip: float = opt(1.0, "Largest norm of the gradient.")

@@ -113,6 +113,31 @@ class Orsd:
     correlation: Literal["pearson", "spearman"] = opt(
         "pearson", "Correlation of values or of ranks.", new=True
     )
+    writer: Literal["rules", "model"] = opt(
+        "rules", "Who writes the rules: code, or the policy on its own engines.", new=True
+    )
+    verifier: Literal["rules", "model"] = opt(
+        "rules",
+        "Who checks them: code, or verifier_model; what a model writes, a model has to check.",
+        new=True,
+    )
+    verifier_model: str = opt(
+        "base",
+        "The model that checks: base, the policy's own without its adapter, or the name of a model "
+        "of the service in OPENAI_BASE_URL.",
+        new=True,
+    )
+    prompt_tokens: int = opt(
+        1536, "Tokens of a prompt to either model; games are cut to fit.", new=True
+    )
+    writer_tokens: int = opt(384, "Tokens that the policy may write for a group.", new=True)
+    writer_temperature: float = opt(1.0, "Of the policy as a writer; 0 is greedy.", new=True)
+    deadline_s: float = opt(
+        120.0,
+        "Seconds in which all rules of a step must be written, and in which a service must have "
+        "checked them.",
+        new=True,
+    )
     teacher: Literal["policy", "base", "ema"] = opt("policy", TEACHER_HELP, new=True)
     hint_words: int = opt(80, WORDS_HELP, new=True)
 

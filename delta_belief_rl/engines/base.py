@@ -91,7 +91,10 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """The answer to one request. ``token_ids`` includes the stop token when it was sampled."""
+    """The answer to one request. ``token_ids`` includes the stop token when it was sampled.
+
+    ``order`` is the step at which each token was said, where that is not one after the other.
+    """
 
     session: str
     token_ids: tuple[int, ...]
@@ -99,6 +102,7 @@ class Completion:
     finish: FinishReason
     adapter_version: int
     error: str = ""
+    order: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

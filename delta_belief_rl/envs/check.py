@@ -17,6 +17,7 @@ OPTIONAL_HOOKS = (
     "uncertainty",
     "snapshot",
     "restore",
+    "replayable",
     "reference",
     "feedback",
     "action_key",
@@ -41,6 +42,15 @@ def available_hooks(env: object) -> frozenset[str]:
     return frozenset(name for name in OPTIONAL_HOOKS if callable(getattr(env, name, None)))
 
 
+def is_replayable(env: Env) -> bool | None:
+    """What an environment says of itself by ``replayable``; None without that hook."""
+    if "replayable" not in available_hooks(env):
+        return None
+    said = _call(env, "replayable")
+    _require(isinstance(said, bool), "'replayable' must return a bool")
+    return bool(said)
+
+
 def check_env(
     factory: Callable[[], Env],
     actions: Sequence[str] = DEFAULT_ACTIONS,
@@ -49,8 +59,9 @@ def check_env(
     """Run an environment through its contract.
 
     Checked are: single use, no state shared between instances, pure ``parse`` and hooks, types of
-    what comes back, failures of the judge, determinism, and the round trip of ``snapshot`` and
-    ``restore``.
+    what comes back, failures of the judge, determinism, the round trip of ``snapshot`` and
+    ``restore``, and, where ``replayable`` says so, that a game can be played again from its actions
+    and replies.
 
     Args:
         factory: Makes a fresh game of one and the same task.
@@ -80,6 +91,8 @@ def check_env(
     _check_finished(factory(), actions, ask)
     if {"snapshot", "restore"} & available_hooks(first):
         _check_snapshot(factory, actions, ask)
+    if is_replayable(first):
+        _check_replay(factory, actions, ask)
 
 
 def _check_shape(first: Env, second: Env) -> None:
@@ -224,6 +237,31 @@ def _check_snapshot(
         _call(env, "restore", state)
         if _step(env, actions[at], ask).done:
             return
+
+
+def _check_replay(
+    factory: Callable[[], Env], actions: Sequence[str], ask: Callable[[JudgeRequest], JudgeReply]
+) -> None:
+    """Twice, a fresh game that hears what another one heard goes as that one; no judge is asked."""
+    env = factory()
+    heard: list[tuple[str, JudgeReply | None]] = []
+    seen: list[tuple[Outcome, dict[str, object]]] = []
+    for text in actions:
+        action = env.parse(text)
+        reply = ask(env.judge_request(action)) if action.needs_judge else None
+        heard.append((text, reply))
+        seen.append((env.apply(action, reply), _view(env)))
+        if seen[-1][0].done:
+            break
+    for _ in range(2):
+        again = factory()
+        for (text, reply), expected in zip(heard, seen, strict=True):
+            got = again.apply(again.parse(text), reply), _view(again)
+            _require(
+                got == expected,
+                "'replayable' is true, but a game went differently with the same actions and "
+                "replies",
+            )
 
 
 def _view(env: Env) -> dict[str, object]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from delta_belief_rl.envs.base import Env, Judge
-from delta_belief_rl.types import Task
+from delta_belief_rl.types import FloatArray, Task, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +41,16 @@ class EnvPlugin:
             are made rather than read; None where ``data.*_files`` name them.
         judge: Makes the judge of ``judge=rules``; None where no action needs one, or where a
             language model judges.
+        report: From the finished games of an evaluation and the options to numbers by name, e.g.
+            ``{"easy/harm": 0.1}``; a validation has them as ``val-aux/<environment>/<name>``, those
+            that are finite.
+        task_rewards: From a finished game and the options to what its turns are paid for tasks that
+            they end, ``[K]``, NaN where a turn ends none; ``multi_turn.reward.weight_tasks`` is its
+            weight.
     """
 
     make: Callable[[EnvOptions], Callable[[Task], Env]]
     tasks: Callable[[str, EnvOptions], Sequence[Task]] | None = None
     judge: Callable[[], Judge] | None = None
+    report: Callable[[Sequence[Trajectory], EnvOptions], Mapping[str, float]] | None = None
+    task_rewards: Callable[[Trajectory, EnvOptions], FloatArray] | None = None

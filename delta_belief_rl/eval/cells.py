@@ -173,6 +173,7 @@ class Cell:
         sampled_tokens: By the policy.
         judge_tokens: That the judges read and wrote, where they say so.
         seconds: Of the evaluation, over all its starts.
+        reported: What the environment of a plug-in says of the games (``EnvPlugin.report``).
     """
 
     benchmark: str
@@ -197,6 +198,7 @@ class Cell:
     sampled_tokens: int
     judge_tokens: float
     seconds: float
+    reported: Mapping[str, float]
 
     @property
     def rule(self) -> RuleFigures:
@@ -302,7 +304,18 @@ def make_cell(
         sampled_tokens=sum(turn.n_tokens for turn in turns),
         judge_tokens=float(record.get("val-aux/judge/tokens") or 0.0),
         seconds=float(record.get("timing_s/testing") or 0.0),
+        reported=_reported(record, cfg.multi_turn.env),
     )
+
+
+def _reported(record: Mapping[str, Any], env: str) -> dict[str, float]:
+    """The environment's own numbers; those of a source of the same name say how many games."""
+    own = f"val-aux/{env}/"
+    return {
+        name.removeprefix(own): float(value)
+        for name, value in record.items()
+        if name.startswith(own) and "@" not in name
+    }
 
 
 def rule_figures(groups: Sequence[Group], rule: WinRule, turns: int, seed: int = 0) -> RuleFigures:

@@ -20,6 +20,7 @@ from delta_belief_rl.eval.eval_text import (
     cost_rows,
     main_rows,
     pass_rows,
+    reported_rows,
 )
 from delta_belief_rl.eval.game_statistics import BeliefStats
 from delta_belief_rl.eval.published_results import Comparison, comparison_row
@@ -67,6 +68,8 @@ def to_html(cells: Sequence[Cell], comparisons: Sequence[Comparison]) -> str:
     ]
     if any(cell.beliefs["all"] for cell in cells):
         tables.append(("Belief in the secret, in nats", belief_rows(cells)))
+    if any(cell.reported for cell in cells):
+        tables.append(("What the environment says of the games", reported_rows(cells)))
     benchmarks = dict.fromkeys(cell.benchmark for cell in cells)
     sections = [(name, charts([c for c in cells if c.benchmark == name])) for name in benchmarks]
     return environment.get_template("eval.html.j2").render(

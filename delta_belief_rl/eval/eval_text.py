@@ -23,6 +23,8 @@ def eval_text(cells: Sequence[Cell]) -> str:
     ]
     if any(cell.beliefs["all"] for cell in cells):
         parts.append(_titled("Belief in the secret, mean over games, in nats", belief_rows(cells)))
+    if any(cell.reported for cell in cells):
+        parts.append(_titled("What the environment says of the games", reported_rows(cells)))
     notes = [f"{cell.label}: {condition_text(cell)}" for cell in cells]
     return "\n\n".join([*parts, "\n".join(["Conditions", *(f"  {note}" for note in notes)])])
 
@@ -106,6 +108,15 @@ def belief_rows(cells: Sequence[Cell]) -> Rows:
                 values = (found.prior, found.final, found.net_gain, found.positive_sum)
                 shown = (f"{value:.2f}" for value in values)
                 rows.append([cell.benchmark, cell.player.name, name, str(found.games), *shown])
+    return rows
+
+
+def reported_rows(cells: Sequence[Cell]) -> Rows:
+    """Numbers of environments of plug-ins, by name."""
+    rows = [["benchmark", "player", "number", "value"]]
+    for cell in cells:
+        for name, value in cell.reported.items():
+            rows.append([cell.benchmark, cell.player.name, name, f"{value:.4g}"])
     return rows
 
 

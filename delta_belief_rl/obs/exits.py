@@ -20,8 +20,8 @@ class ExitStatus(IntEnum):
     DONE = 0
     CHECK_FAILED = 1
     """A defect, or: engine and trainer gave different numbers, no judge was left, an engine or a
-    training rank died or hung more often than the run may mend. A new start loads everything anew
-    from the checkpoint, which may mend it."""
+    training rank died or hung more often than the run may mend, code of a plug-in failed. A new
+    start loads everything anew from the checkpoint, which may mend it."""
     BAD_INPUT = 2
     """The user must change something; the same start again ends in the same way."""
     COLLAPSED = 3

@@ -328,6 +328,7 @@ def _turn(env: Env, move: Move, index: int, start: int, state_key: str, progress
         question="" if question is None or question == move.text.strip() else question,
         candidates=move.candidates,
         score=outcome.score,
+        order=completion.order,
     )
 
 

@@ -280,7 +280,7 @@ def _turn_row(turn: Turn) -> dict[str, Any]:
             del row[name]
         else:
             row[name] = [_plain(value) for value in row[name]]
-    for name in ("reads", "writes"):
+    for name in ("reads", "writes", "order"):
         if not row[name]:
             del row[name]
     return row
@@ -290,7 +290,7 @@ def _turn(row: Mapping[str, Any]) -> Turn:
     fields = dict(row)
     fields["logprobs"] = tuple(float(p) for p in fields["logprobs"])
     fields["verdict"] = Verdict(fields["verdict"])
-    for name in ("diagnostics", "reads", "writes"):
+    for name in ("diagnostics", "reads", "writes", "order"):
         fields[name] = tuple(fields.get(name, ()))
     fields["candidates"] = tuple(_candidate(entry) for entry in fields.get("candidates", ()))
     for name in ("uncertainty", "truth_logp"):

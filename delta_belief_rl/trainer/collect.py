@@ -18,8 +18,10 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from delta_belief_rl.algo.base import Scorer
 from delta_belief_rl.algo.samplers.informative import informative_groups
 from delta_belief_rl.algo.samplers.variance import varied_groups
+from delta_belief_rl.algo.scorers.roles import Prepares
 from delta_belief_rl.algo.shapers.channels import build_table
 from delta_belief_rl.config.game_settings import game_digest
 from delta_belief_rl.config.schema import RunConfig
@@ -62,27 +64,32 @@ async def collect(run: Services, step: int) -> Collected:
     """
     # Calls of a validation are not this step's; a resumed run has not made them.
     run.judge.reset_stats()
-    book = trees.Book(run.cfg)
+    book, told = trees.Book(run.cfg), dict[str, float]()
     filtered = run.cfg.algorithm.filter_groups
     if filtered.enabled and filtered.rule == "differ":
-        made = await _collect_informative(run, step, book)
+        made = await _collect_informative(run, step, book, told)
     elif filtered.enabled:
-        made = await _collect_varied(run, step, book)
+        made = await _collect_varied(run, step, book, told)
     else:
-        made = await _collect_batch(run, step, book)
-    metrics = made.metrics | book.metrics(made.groups)
+        made = await _collect_batch(run, step, book, told)
+    metrics = made.metrics | book.metrics(made.groups) | told
     return replace(made, games=book.games or made.games, metrics=metrics)
 
 
-async def _collect_batch(run: Services, step: int, book: trees.Book) -> Collected:
+async def _collect_batch(
+    run: Services, step: int, book: trees.Book, told: dict[str, float]
+) -> Collected:
     """One batch as it is."""
     tasks, epoch = _draw(run, run.state.batches)
-    groups, scores = await _score(run, await _play(run, tasks, step, run.state.batches, book))
+    played = await _play(run, tasks, step, run.state.batches, book)
+    groups, scores = await _score(run, played, step, told)
     run.state.batches += 1
     return Collected(groups, scores, epoch, len(scores), {"train/num_gen_batches": 1.0})
 
 
-async def _collect_varied(run: Services, step: int, book: trees.Book) -> Collected:
+async def _collect_varied(
+    run: Services, step: int, book: trees.Book, told: dict[str, float]
+) -> Collected:
     """Of one batch the groups whose games differ most."""
     cfg = run.cfg
     tasks, epoch = _draw(run, run.state.batches)
@@ -90,12 +97,12 @@ async def _collect_varied(run: Services, step: int, book: trees.Book) -> Collect
     games = sum(len(group.trajectories) for group in groups)
     found = None
     if _filters_on_scores(cfg):
-        groups, found = await _score(run, groups)
+        groups, found = await _score(run, groups, step, told)
     table = _paid(run, groups, found, step)
     wanted = varied_groups(table, len(groups), variance_settings(cfg)).tolist()
     kept = [group for group, keep in zip(groups, wanted, strict=True) if keep]
     if found is None:
-        kept, scores = await _score(run, kept)
+        kept, scores = await _score(run, kept, step, told)
     else:
         scores = _of_groups(groups, found, wanted)
     run.state.batches += 1
@@ -104,7 +111,9 @@ async def _collect_varied(run: Services, step: int, book: trees.Book) -> Collect
     return Collected(kept, scores, epoch, games, metrics)
 
 
-async def _collect_informative(run: Services, step: int, book: trees.Book) -> Collected:
+async def _collect_informative(
+    run: Services, step: int, book: trees.Book, told: dict[str, float]
+) -> Collected:
     """Batch after batch, until enough groups are kept."""
     cfg, size = run.cfg, run.cfg.data.train_batch_size
     kept: list[Group] = []
@@ -120,13 +129,16 @@ async def _collect_informative(run: Services, step: int, book: trees.Book) -> Co
             )
         cursor = run.state.batches + batches
         tasks, _ = _draw(run, cursor, seen)
+        if batches and _filters_on_scores(cfg):
+            # Scoring the batch before may have put engines to sleep; a sync wakes them.
+            await run.engines.sync(run.policy)
         batches += 1
         seen.update(task.id for task in tasks)
         groups = await _play(run, tasks, step, cursor, book)
         games += sum(len(group.trajectories) for group in groups)
         if _filters_on_scores(cfg):
             # Beliefs decide which groups differ, so all of them are measured.
-            groups, found = await _score(run, groups)
+            groups, found = await _score(run, groups, step, told)
             wanted = _informative(run, groups, found, step)
             scores += _of_groups(groups, found, wanted)
         else:
@@ -137,7 +149,7 @@ async def _collect_informative(run: Services, step: int, book: trees.Book) -> Co
     if _filters_on_scores(cfg):
         scores = scores[: sum(len(group.trajectories) for group in kept)]
     else:
-        kept, scores = await _score(run, kept)
+        kept, scores = await _score(run, kept, step, told)
     _, epoch = run.sampler.batch(run.state.batches)
     run.state.batches += batches
     metrics = {"train/num_gen_batches": float(batches), "train/kept_group_share": share}
@@ -198,13 +210,41 @@ def _pending_key(run: Services, step: int, cursor: int) -> pending.Key | None:
     return pending.Key(run.run_id, step, cursor, run.engines.adapter, settings)
 
 
-async def _score(run: Services, groups: Sequence[Group]) -> tuple[list[Group], list[GameScore]]:
-    """Old log-probs and beliefs in one pass; the groups with their beliefs."""
+async def _score(
+    run: Services, groups: Sequence[Group], step: int, told: dict[str, float]
+) -> tuple[list[Group], list[GameScore]]:
+    """Old log-probs and beliefs in one pass; the groups with their beliefs.
+
+    Args:
+        run: The run.
+        groups: The games.
+        step: Of the run.
+        told: Gets what scorers that ask models say of it, as metrics, added to what is there.
+    """
+    ready = await _prepared(run, groups, step, told)
     with run.timers.measure("old_log_prob"):
         run.progress.set_phase("score")
-        asked = steps.with_views(run, groups, steps.score_requests(run, groups))
+        asked = steps.with_views(ready, groups, steps.score_requests(run, groups))
         scores = await run.policy.score(asked)
         return steps.with_beliefs(run.cfg, groups, scores), scores
+
+
+async def _prepared(
+    run: Services, groups: Sequence[Group], step: int, told: dict[str, float]
+) -> Services:
+    """The run with scorers for these games: those that ask models first have asked."""
+    if not any(isinstance(scorer, Prepares) for scorer in run.scorers):
+        return run
+    ready: list[Scorer] = []
+    with run.timers.measure("prepare"):
+        run.progress.set_phase("prepare")
+        for scorer in run.scorers:
+            if isinstance(scorer, Prepares):
+                scorer, found = await scorer.prepare(groups, run.roles, step)
+                for name, value in found.items():
+                    told[name] = told.get(name, 0.0) + value
+            ready.append(scorer)
+    return replace(run, scorers=tuple(ready))
 
 
 def _filters_on_scores(cfg: RunConfig) -> bool:

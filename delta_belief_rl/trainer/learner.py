@@ -88,6 +88,11 @@ class LearnerSettings(Protocol):
         """Name of a trainable LoRA adapter of its own on the policy's base; None for none."""
         ...
 
+    @property
+    def policy_waits(self) -> int:
+        """Training steps, from the first, in which the learner is trained and the policy is not."""
+        ...
+
     def build(self, model: Any, device: torch.device, world_size: int) -> Learner:
         """The learner; ``model`` has the adapter."""
         ...

@@ -31,6 +31,7 @@ class EngineSettings:
         min_finished: Share of the running games that one call advances to the end of their turn. A
             small share keeps games apart; a large one makes the forward passes between two calls
             larger.
+        per_step: Places that a masked denoiser fills in a step.
     """
 
     model_path: str
@@ -43,6 +44,7 @@ class EngineSettings:
     min_finished: float = 0.25
     num_threads: int | None = None
     seed: int = 42
+    per_step: int = 1
 
 
 def hf_engine(settings: EngineSettings) -> HFEngine:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from delta_belief_rl.algo.base import Credit, Sampler, Scorer, Shaper
+from delta_belief_rl.algo.scorers.roles import Roles
 from delta_belief_rl.algo.shapers.kl_reward import KlReward
 from delta_belief_rl.algo.shapers.prices import Prices
 from delta_belief_rl.belief.branched import ScoreRequest, View
@@ -156,6 +157,8 @@ class Services:
     """What the credit method asks of the played tokens behind other contexts."""
     hinted: Callable[[Trajectory, str], View] | None = None
     """A game with a hint in its opening; there where there are scorers."""
+    roles: Roles = field(default_factory=Roles)
+    """Models that scorers may ask before the score pass."""
     prices: Prices = field(default_factory=Prices)
     kl_reward: KlReward | None = None
     engine: BranchEngine | None = None

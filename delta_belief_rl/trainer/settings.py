@@ -31,6 +31,7 @@ from delta_belief_rl.trainer.distil import distillation_of
 from delta_belief_rl.trainer.learner import LearnerSettings
 from delta_belief_rl.trainer.optimizer import OptimizerSettings
 from delta_belief_rl.trainer.own_credit import own_credit
+from delta_belief_rl.trainer.rubric_settings import rubric_contexts
 from delta_belief_rl.trainer.settings_learners import learners_of
 from delta_belief_rl.types import UserError
 
@@ -173,7 +174,10 @@ def actor_settings(
         kl_coef=actor.kl_loss_coef if actor.use_kl_loss else 0.0,
         kl_type=actor.kl_loss_type,
         views=(BASE,) if actor.use_kl_loss or cfg.algorithm.use_kl_in_reward else (),
-        contexts=tuple((ask.view, READERS[ask.model]) for ask in credit_scorers(cfg)),
+        contexts=(
+            *((ask.view, READERS[ask.model]) for ask in credit_scorers(cfg)),
+            *rubric_contexts(cfg),
+        ),
         beliefs=belief_models(cfg),
         score_tokens=score_tokens(cfg),
         old_is_new=single_update(cfg),

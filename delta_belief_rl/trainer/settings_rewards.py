@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+from delta_belief_rl.algo.base import Shaper
 from delta_belief_rl.algo.samplers.variance import VarianceSettings
-from delta_belief_rl.algo.shapers.channels import RewardSettings
+from delta_belief_rl.algo.shapers.channels import ChannelShaper, RewardSettings
 from delta_belief_rl.algo.shapers.clinical import ClinicalSettings
 from delta_belief_rl.algo.shapers.decay import Decay, DecaySettings
 from delta_belief_rl.algo.shapers.kl_reward import KlReward, KlRewardSettings
 from delta_belief_rl.algo.shapers.length import LengthPrice, LengthPriceSettings
 from delta_belief_rl.algo.shapers.normalise import NormaliseSettings
 from delta_belief_rl.algo.shapers.prices import Prices
+from delta_belief_rl.algo.shapers.requirements_met import TaskShaper
 from delta_belief_rl.config.schema import RunConfig
+from delta_belief_rl.trainer.own_environment import task_rewards
+
+
+def reward_shaper(cfg: RunConfig) -> Shaper:
+    """What makes the reward channels.
+
+    Raises:
+        UserError: A number is out of its range, or is paid for what the environment does not say.
+    """
+    channels, rewards = (
+        ChannelShaper(reward_settings(cfg), question_settings(cfg)),
+        task_rewards(cfg),
+    )
+    if rewards is None:
+        return channels
+    return TaskShaper(channels, rewards, cfg.multi_turn.reward.weight_tasks)
 
 
 def reward_settings(cfg: RunConfig) -> RewardSettings:

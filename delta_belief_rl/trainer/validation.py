@@ -23,6 +23,7 @@ from delta_belief_rl.trainer.kept import (
     parts,
     whole,
 )
+from delta_belief_rl.trainer.own_environment import environment_metrics
 from delta_belief_rl.trainer.packing import flat_trajectories
 from delta_belief_rl.trainer.services import Services
 from delta_belief_rl.trainer.settings import belief_models, sampling_params
@@ -117,6 +118,7 @@ async def validate(run: Services, step: int) -> dict[str, float]:
             seed=cfg.seed,
         )
         metrics |= judge_metrics(run, sum(len(group.trajectories) for group in groups), "val")
+        metrics |= environment_metrics(cfg, flat_trajectories(groups))
         path = Path(cfg.trainer.validation_data_dir) / f"{step}.jsonl"
         with writing("The games", path, "trainer.validation_data_dir"):
             write_groups(

@@ -5,43 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from delta_belief_rl.config.compose import load_config
 from delta_belief_rl.envs.errands.world import house_from_json
-from delta_belief_rl.obs.jsonl import read_records
-from delta_belief_rl.rollout.store import read_trajectories
 from delta_belief_rl.trainer.environments import env_factory
 from delta_belief_rl.trainer.tasks import load_tasks
 from delta_belief_rl.trainer.warmup.errand_games import errand_tokenizer
 from delta_belief_rl.types import StopReason, Verdict
-from tests.runs import play
+from tests.tiny_runs import STEPS, played, write_policy
 
-STEPS = 2
 AGENT = Path(__file__).resolve().parents[2] / "delta_belief_rl" / "assets" / "errands_agent"
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random policy of a few thousand weights that knows the words of the errands."""
-    folder = tmp_path_factory.mktemp("model")
-    tokenizer = errand_tokenizer()
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=16,
-        intermediate_size=64,
-        max_position_embeddings=1024,
-        tie_word_embeddings=True,
-    )
-    Qwen3ForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return write_policy(tmp_path_factory.mktemp("model"), errand_tokenizer(), context=1024)
 
 
 def command(out: Path, model: Path, *more: str) -> list[str]:
@@ -75,13 +54,9 @@ def test_errands_train_and_validate_through_the_loop(
     algorithm: str, tmp_path: Path, model: Path
 ) -> None:
     out = tmp_path / "run"
-    status, _ = play(command(out, model, f"algorithm={algorithm}"))
-    assert status == 0
-    records = read_records(out / "metrics.jsonl")
-    trained = [record for record in records if record["step"] > 0]
-    assert [record["step"] for record in trained] == [1, STEPS]
-    assert all(record["actor/grad_norm"] > 0 for record in trained)
-    games = read_trajectories(out / "rollout" / f"{STEPS}.jsonl").trajectories
+    run = played(out, command(out, model, f"algorithm={algorithm}"))
+    assert all(record["actor/grad_norm"] > 0 for record in run.trained)
+    games = run.games
     assert len(games) == 16
     assert {game.task.source for game in games} == {"errands"}
     assert {game.stop for game in games} <= {StopReason.WIN, StopReason.TURN_LIMIT}
@@ -92,11 +67,10 @@ def test_errands_train_and_validate_through_the_loop(
     assert all(house_from_json(game.task.scenario or "") for game in games)
     if algorithm == "gigpo":
         # What is not understood changes nothing: states are met again.
-        assert all(record["critic/mean_state_group_size"] > 1.0 for record in trained)
+        assert all(record["critic/mean_state_group_size"] > 1.0 for record in run.trained)
     else:
         assert all(len(game.beliefs or ()) == game.num_turns + 1 for game in games)
-    validated = read_trajectories(out / "validation" / f"{STEPS}.jsonl").trajectories
-    assert len(validated) == 3 * 2
+    assert len(run.validated) == 3 * 2
 
 
 def test_the_configured_environment_plays_its_tasks(tmp_path: Path, model: Path) -> None:

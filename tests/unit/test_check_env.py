@@ -27,6 +27,7 @@ class Game:
         return Action(text, text or None, needs_judge={needs_judge} and bool(text))
 
     def judge_request(self, action):
+        {request}
         return JudgeRequest(self.task, action.text)
 
     def apply(self, action, reply):
@@ -35,6 +36,7 @@ class Game:
         {step}
         return Outcome(reply.verdict if reply else Verdict.OTHER, said, False)
 
+{more}
 class Judge:
     def answer(self, requests):
         return {replies}
@@ -51,6 +53,8 @@ FINE = {
     "replies": "[JudgeReply(Verdict.YES, 'Yes') for _ in requests]",
     "tasks": ONE,
     "judge": "Judge",
+    "more": "",
+    "request": "pass",
 }
 
 
@@ -83,6 +87,7 @@ def test_it_says_so_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert found["passed"] is True
     assert found["judge"] == "alternating yes and no"
     assert found["hooks"] == []
+    assert found["replayable"] is None
     assert found["splits"]["val"] == {"tasks": 1, "checked": ["val_1"]}
 
 
@@ -101,6 +106,28 @@ def test_an_environment_of_this_package_is_checked_too(capsys: pytest.CaptureFix
     assert "belief" in found["hooks"]
 
 
+SAYS = "    def replayable(self):\n        return {}\n"
+
+
+@pytest.mark.parametrize(
+    ("said", "line"),
+    [
+        ("True", "replay the same actions and replies lead to the same state"),
+        ("False", "replay games say that they cannot be played again"),
+        ("self.task.id != 'val_1'", "replay games say that they cannot be played again"),
+    ],
+)
+def test_it_says_whether_games_can_be_played_again(
+    said: str, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = written(tmp_path, more=SAYS.format(said))
+    assert cli(words(path)) == 0
+    lines = [" ".join(one.split()) for one in capsys.readouterr().out.splitlines()]
+    assert lines[-2:] == ["hooks replayable", line]
+    assert cli(words(path, "--json")) == 0
+    assert json.loads(capsys.readouterr().out)["replayable"] is (said == "True")
+
+
 BREACHES = {
     "shared state": (
         {"step": "SHARED.append(1); said = f'{len(SHARED)}'"},
@@ -116,6 +143,17 @@ BREACHES = {
         {"needs_judge": "True", "judge": "None"},
         "an action needs a judge, and none is there: The environment 'maze' brings no judge",
     ),
+    "replayable by name only": (
+        {
+            # What was asked is told to the game beside its actions and replies.
+            "needs_judge": "True",
+            "step": "said = getattr(self, 'asked', 'Nothing was asked.')",
+            "request": "self.asked = 'Asked.'",
+            "more": SAYS.format("True"),
+        },
+        "train_1: Environment contract: 'replayable' is true, but a game went differently with",
+    ),
+    "no bool": ({"more": SAYS.format("'yes'")}, "'replayable' must return a bool"),
     "no answer": (
         {"needs_judge": "True", "replies": "[]"},
         "train_1: the judge gave 0 replies to one request.",

@@ -16,7 +16,6 @@ from delta_belief_rl.algo.shapers.clinical import (
     LEAST_PROBABILITY,
     ClinicalSettings,
     entropies,
-    premature_commits,
     question_credit,
     true_state_logp,
 )
@@ -163,18 +162,6 @@ def test_J1_a_failed_turn_takes_nothing_from_its_neighbours() -> None:
 def test_arrays_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match="beliefs for"):
         question_credit(entropies(CASE), np.ones((1, 4), dtype=np.bool_))
-
-
-def test_a_commit_before_any_state_is_likely_is_premature() -> None:
-    commits = np.array([[True, True, True]])
-    # Largest probabilities before the turns: 0.5, 0.784 and 0.784.
-    assert premature_commits(CASE, commits).tolist() == [[True, True, True]]
-    assert premature_commits(CASE, ~commits).tolist() == [[False, False, False]]
-    late = np.concatenate([CASE[:, 1:], CASE[:, -1:]], axis=1)
-    assert premature_commits(late, commits).tolist() == [[True, True, False]]
-    edge = np.array([[[0.8, 0.2], [0.8, 0.2]]])
-    assert premature_commits(edge, commits[:, :1]).tolist() == [[False]]
-    assert not premature_commits(np.full((1, 4, 3), np.nan), commits).any()
 
 
 @pytest.mark.parametrize(

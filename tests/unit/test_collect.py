@@ -48,21 +48,32 @@ def group_of(task: Task, wins: int, step: int) -> Group:
 
 @dataclass
 class Table:
-    """Stands for engines, policy and judge; remembers what was asked of them."""
+    """Stands for engines, policy and judge; remembers what was asked of them.
+
+    Engines sleep from a score pass to the next sync, as on a GPU that they share with the policy.
+    """
 
     wins: Callable[[str, int], int]
     batches: list[list[str]] = field(default_factory=list)
     scored: list[int] = field(default_factory=list)
     asked: Counter[str] = field(default_factory=Counter[str])
     adapter: str = "checksum"
+    asleep: bool = False
+
+    async def sync(self, policy: Any) -> dict[str, float]:
+        assert policy is self
+        self.asleep = False
+        return {}
 
     async def collect(self, tasks: Sequence[Task], games: int, step: int, _s: Any) -> list[Group]:
         assert games == GAMES
+        assert not self.asleep
         self.batches.append([task.id for task in tasks])
         self.asked["calls"] += len(tasks)
         return [group_of(task, self.wins(task.id, step), step) for task in tasks]
 
     async def score(self, requests: Sequence[ScoreRequest]) -> list[GameScore]:
+        self.asleep = True
         self.scored.append(len(requests))
         return [self._score(request) for request in requests]
 
@@ -120,7 +131,11 @@ def run_of(
 
 def steps_of(run: Any, count: int) -> list[Collected]:
     async def play_all() -> list[Collected]:
-        return [await collect(run, step) for step in range(1, count + 1)]
+        made: list[Collected] = []
+        for step in range(1, count + 1):
+            await run.engines.sync(run.policy)
+            made.append(await collect(run, step))
+        return made
 
     return asyncio.run(play_all())
 

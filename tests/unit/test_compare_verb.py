@@ -18,8 +18,15 @@ import pytest
 
 from delta_belief_rl.algo import CREDITS, TRANSFORMS, build_credit
 from delta_belief_rl.algo.catalogue import CATALOGUE, GROUPS, Label, needs_of
-from delta_belief_rl.cli.compare_cells import Cell, Record, read_record, write_record
-from delta_belief_rl.cli.compare_plan import FORMS, OURS, room, train_program
+from delta_belief_rl.cli.compare_cells import (
+    Cell,
+    Crew,
+    Record,
+    file_digest,
+    read_record,
+    write_record,
+)
+from delta_belief_rl.cli.compare_plan import FORMS, OURS, make_study, room, train_program
 from delta_belief_rl.cli.main import main as cli
 from delta_belief_rl.config.compose import group_options
 from delta_belief_rl.config.schema import RunConfig, lookup
@@ -338,6 +345,54 @@ def test_settings_of_an_own_method_are_given_to_it_alone(
     assert told == {"grpo": False, "late_turns": True}
 
 
+def own_method(folder: Path) -> Path:
+    """A file of the user's that can be edited."""
+    path = folder / "mine.py"
+    shutil.copy(ROOT / "docs" / "examples" / "late_turns.py", path)
+    return path
+
+
+def test_a_plug_in_that_was_edited_between_two_starts_is_refused(
+    tmp_path: Path, plan: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, path = tmp_path / "out", own_method(tmp_path)
+    words = asked(out, f"plugins=[{path}]", methods="grpo,late_turns", seeds="1")
+    assert cli(words) == 0
+    assert cli(words) == 0
+    path.write_text(path.read_text() + "\n")
+    capsys.readouterr()
+    assert cli(words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"The plug-in {path} was edited since the run of late_turns with seed 1" in line
+    assert starts(out) == {"grpo seed1": 1, "late_turns seed1": 1}
+    # What does not use the plug-in is as it was, and what is named is made anew without the runs.
+    shutil.rmtree(out / "runs" / "late_turns")
+    assert cli(words) == 0
+    assert starts(out) == {"grpo seed1": 1, "late_turns seed1": 1}
+
+
+def test_runs_in_an_environment_of_a_plug_in_know_its_file(tmp_path: Path) -> None:
+    path = ROOT / "docs" / "examples" / "guess_the_number.py"
+    chosen = [f"plugins=[{path}]", "multi_turn.env=guess_the_number", "judge=rules"]
+    chosen += ["experiment=starpo_quickstart", "data.world=null"]
+    settings = {"seeds": [1], "steps": 2, "baseline": None, "out": tmp_path}
+    study = make_study(chosen, methods=["grpo"], **settings)  # type: ignore[arg-type]
+    assert study.cells[0].plugins == {str(path): file_digest(path)}
+    packaged = make_study([EXPERIMENT], methods=["grpo"], **settings)  # type: ignore[arg-type]
+    assert packaged.cells[0].plugins == {}
+
+
+def test_a_plug_in_that_is_edited_while_runs_wait_starts_none_of_them(
+    tmp_path: Path, plan: Path
+) -> None:
+    path = own_method(tmp_path)
+    cell = Cell("mine", 1, ("seed=1",), tmp_path / "runs" / "seed1", {str(path): "before"})
+    crew = Crew([sys.executable, str(PROGRAM)], [{}], 60.0, lambda _: None)
+    with pytest.raises(UserError, match="was edited while the comparison went on"):
+        crew.run([cell])
+    assert not cell.file.exists()
+
+
 def test_a_folder_that_takes_no_record_is_one_sentence(
     tmp_path: Path, plan: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -383,6 +438,27 @@ def test_the_dry_run_says_what_besides_credit_differs(
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith(begins)]
     (line,) = lines
     assert "multi_turn.logprob_reward.enabled is true, not false" in line
+
+
+def test_the_dry_run_says_which_methods_play_more_than_a_batch(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = asked(tmp_path, methods="grpo,dapo,starpo_s,arpo", seeds="1")
+    words[words.index(str(STEPS))] = "32"
+    assert cli([*words, "--dry-run", "--json"]) == 0
+    beyond = json.loads(capsys.readouterr().out)["beyond"]
+    assert set(beyond) == {"dapo", "arpo"}
+    assert beyond["dapo"].startswith("dapo plays up to 10 batches for a step")
+    assert beyond["dapo"].endswith(
+        "fewer than 32 steps within the budget, which may end in step 4."
+    )
+    assert "games as trees (algorithm.tree.rule=arpo)" in beyond["arpo"]
+    assert cli([*words, "--dry-run", "algorithm.filter_groups.max_num_gen_batches=0"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert beyond["arpo"] in lines
+    (told,) = [line for line in lines if line.startswith("dapo plays")]
+    assert "batch after batch" in told
+    assert told.endswith("which may end in any step.")
 
 
 def test_the_catalogue_has_every_method_and_no_other() -> None:

@@ -51,6 +51,10 @@ def table_of(
         tokens={
             "logp": np.full(len(rows), -1.0),
             "values": np.zeros(len(rows)),
+            "contribution": np.zeros(len(rows)),
+            "archer_q": np.zeros(len(rows)),
+            "archer_v": np.zeros(len(rows)),
+            "prm": np.full(len(rows), -1.0),
             **{f"view:{name}": np.full(len(rows), -1.0) for name in SCORERS},
         },
         answered=np.ones(len(rows), dtype=np.bool_),
@@ -72,7 +76,7 @@ FIXTURE_A = {"outcome": [[0, 0, 1], [0, 0, 0], [0, 1], [0, 0, 0]]}
 NEEDS_GROUP = [
     *("grpo", "grpo_turn", "grpo_turn_rtg", "rloo"),
     *("grpo_passk", "opo", "mt_grpo", "gigpo", "hgpo"),
-    *("graphgpo", "relace", "tree_grpo"),
+    *("graphgpo", "relace", "tree_grpo", "istar"),
 ]
 """These compare games or turns of different games with one another and nothing else."""
 BELIEF = {

@@ -48,6 +48,7 @@ def test_the_worked_example_of_a_mask_reaches_the_turns() -> None:
     assert not found.turns.any()
     assert found.stats["linked_turns"] == pytest.approx(2 / 5)
     assert found.stats["distilled_turns"] == pytest.approx(3 / 5)
+    assert found.stats["masked_divergence"] == pytest.approx(0.566667, abs=1e-5)
 
 
 def test_without_links_the_mask_is_that_of_a_divergence_above_average() -> None:

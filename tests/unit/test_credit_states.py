@@ -20,13 +20,17 @@ from delta_belief_rl.algo.base import (
     Credit,
     check_requires,
 )
+from delta_belief_rl.algo.credit.archer import Q, V
 from delta_belief_rl.algo.credit.groups import return_to_go
+from delta_belief_rl.algo.credit.istar import PRM
+from delta_belief_rl.algo.credit.spa_rl import CONTRIBUTION
 from delta_belief_rl.algo.credit.states import history_numbers, state_numbers
 from delta_belief_rl.algo.shapers.channels import ChannelShaper
 from delta_belief_rl.types import FloatArray, TurnTable, UserError
 
 EXACT = 1e-9
-TOKENS = (LOGP, VALUES, *(f"{VIEW}{name}" for name in SCORERS))
+LEARNT = (CONTRIBUTION, PRM, f"tokens:{Q}", f"tokens:{V}")
+TOKENS = (LOGP, VALUES, *LEARNT, *(f"{VIEW}{name}" for name in SCORERS))
 """Everything that a run can know of a token."""
 Games = Sequence[Sequence[tuple[str, float]]]
 

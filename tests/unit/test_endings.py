@@ -21,6 +21,7 @@ from delta_belief_rl.obs.exits import ExitStatus, Terminated
 from delta_belief_rl.obs.jsonl import read_records
 from delta_belief_rl.trainer.crosscheck import CheckFailed
 from delta_belief_rl.trainer.health import RunCollapsed, RunStalled
+from delta_belief_rl.trainer.own_failures import PluginFailed
 from delta_belief_rl.types import UserError
 
 ERRORS = [
@@ -32,6 +33,7 @@ ERRORS = [
     (JudgePoolFailure("no judge is left"), "judge_failed", ExitStatus.CHECK_FAILED),
     (EngineFailure("vLLM failed"), "engine_failed", ExitStatus.CHECK_FAILED),
     (RayLost("the raylet is gone"), "ray_lost", ExitStatus.CHECK_FAILED),
+    (PluginFailed("mine failed in apply"), "plugin_failed", ExitStatus.CHECK_FAILED),
     (
         RankOutOfMemory("rank 1 ran out of GPU memory", (1,), "update"),
         "out_of_memory",

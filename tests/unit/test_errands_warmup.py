@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from delta_belief_rl.envs.errands.players import Mediocre, Walk
 from delta_belief_rl.envs.errands.tasks import make_tasks, split_of
 from delta_belief_rl.envs.errands.world import house_from_json
 from delta_belief_rl.text.chat import ChatFormat
+from delta_belief_rl.trainer.warmup import errands
 from delta_belief_rl.trainer.warmup.errand_games import (
     TASK_SEED,
     ErrandTeacher,
@@ -55,7 +63,8 @@ def games(chat: ChatFormat) -> list[TeacherGame]:
 def test_every_word_of_an_errand_is_one_token(
     tokenizer: PreTrainedTokenizerBase, chat: ChatFormat
 ) -> None:
-    pieces = set(tokenizer.convert_tokens_to_ids([f"##{c}" for c in "abcdefghijklmnopqrstuvwxyz"]))
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    pieces = {tokenizer.get_vocab()[f"##{letter}"] for letter in letters}
     for split in ("train", "val", "test"):
         for task in make_tasks(split, 24, 5, True):
             ids = chat.open_ids(task.messages)
@@ -86,7 +95,7 @@ def test_the_targets_of_every_token_are_the_teachers_shares(
     # The first token of the first command: the chances of its verb among all commands.
     task = make_tasks("train", 1, TASK_SEED, False)[0]
     house, goals = house_from_json(task.scenario or "")
-    player = Mediocre(np.random.default_rng([0, 0]))
+    player = Mediocre(np.random.default_rng([0, 0]), wander=ErrandTeacher().wander)
     wanted: dict[int, float] = {}
     for command, chance in player.chances(Walk(house, goals, 16)).items():
         first = chat.assistant_ids(str(command))[0]
@@ -195,11 +204,62 @@ def test_options_that_do_not_fit_are_refused(
 
 
 def test_each_environment_has_sizes_of_its_own() -> None:
-    errands = settings_from(parse_arguments(["--out", "x", "--env", "errands"]))
-    assert (errands.sizes.hidden, errands.batch_games, errands.max_turns) == (64, 16, 16)
+    own = settings_from(parse_arguments(["--out", "x", "--env", "errands"]))
+    assert (own.sizes.hidden, own.batch_games, own.max_turns) == (64, 8, 20)
     world = settings_from(parse_arguments(["--out", "x"]))
     assert (world.sizes.hidden, world.batch_games, world.max_turns) == (128, 256, 20)
     assert settings_from(parse_arguments(["--out", "x", "--hidden", "32"])).sizes.hidden == 32
+
+
+def test_a_cut_game_keeps_what_is_known_of_its_first_tokens(
+    tokenizer: PreTrainedTokenizerBase, games: list[TeacherGame]
+) -> None:
+    game = max(games, key=lambda game: len(game.token_ids))
+    length = len(game.token_ids)
+    assert game.cut(length) is game
+    part = game.cut(length // 2)
+    assert np.array_equal(part.token_ids, game.token_ids[: length // 2])
+    assert len(part.replies) == length // 2
+    kept = game.position < length // 2
+    assert 0 < kept.sum() < len(kept)
+    assert np.array_equal(part.token, game.token[kept])
+    assert np.array_equal(part.share, game.share[kept])
+    # A causal model's losses over the first tokens are what the whole game has there.
+    model = build_model(TINY, tokenizer, 0)
+    with torch.no_grad():
+        alone = batch_losses(model, [part], CPU)
+        beside = batch_losses(model, [replace(game, position=part.position, token=part.token,
+                                              share=part.share)], CPU)  # fmt: skip
+    assert float(alone[0]) == pytest.approx(float(beside[0]), abs=1e-5)
+
+
+def test_the_first_games_are_short_and_half_of_the_training_has_whole_ones(
+    tokenizer: PreTrainedTokenizerBase,
+    games: list[TeacherGame],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    longest = max(len(game.token_ids) for game in games)
+    seen: list[int] = []
+
+    def record(*given: object) -> tuple[torch.Tensor, torch.Tensor]:
+        batch = cast(list[TeacherGame], given[1])
+        seen.append(max(len(game.token_ids) for game in batch))
+        return batch_losses(cast(PreTrainedModel, given[0]), batch, CPU)
+
+    monkeypatch.setattr(errands, "batch_losses", record)
+    common = replace(
+        WarmupSettings(), minutes=None, steps=8, batch_games=12, max_turns=16, sizes=TINY,
+        device="cpu",
+    )  # fmt: skip
+    settings = ErrandWarmup(common, games=12, first_length=0.2)
+    train_on(build_model(TINY, tokenizer, 0), games, settings, lambda line: None)
+    assert seen == [math.ceil(longest * part) for part in (0.2, 0.4, 0.6, 0.8, 1, 1, 1, 1)]
+
+
+@pytest.mark.parametrize("share", [0.0, 1.1])
+def test_a_first_length_that_is_no_share_is_refused(share: float) -> None:
+    with pytest.raises(UserError, match="first_length"):
+        ErrandWarmup(WarmupSettings(), first_length=share)
 
 
 def test_more_turns_in_a_step_than_there_are_games_are_refused() -> None:

@@ -260,6 +260,25 @@ def test_the_page_stands_alone_and_draws_every_curve() -> None:
     assert page.count("<svg") == 5  # three curves of the first benchmark, two of the second
 
 
+def test_what_an_environment_reports_is_in_the_text_the_page_and_the_document() -> None:
+    said = {
+        "val-aux/clinical/high/harm": 0.125,
+        "val-aux/clinical/reward/mean@2": 3.0,
+        "val-aux/clinical_high/score/mean@2": 3.0,
+    }
+    own = ("env=clinical", "judge=rules", "multi_turn.val.n=2", f"multi_turn.max_turns.val={T}")
+    cfg, _ = load_config(["experiment=smollm2_cpu", *own])
+    found = make_cell("clinical", AGENT, cfg, "out/x", {**RECORD, **said}, groups())
+    assert found.reported == {"high/harm": 0.125}
+    title = "What the environment says of the games"
+    last = eval_text([found]).split(title)[1].splitlines()[2].split()
+    assert last == ["clinical", "agent", "high/harm", "0.125"]
+    assert title in to_html([found], [])
+    assert json.dumps(document([found], [])).count('"reported": {"high/harm": 0.125}') == 1
+    assert title not in eval_text([cell()])
+    assert title not in to_html([cell()], [])
+
+
 # --- beside the published numbers ---------------------------------------------------------------
 
 PLAYED = (

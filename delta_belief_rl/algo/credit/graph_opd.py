@@ -36,7 +36,11 @@ from delta_belief_rl.algo.base import (
 from delta_belief_rl.algo.credit.distilling import Distillation, distil_stats, with_distil
 from delta_belief_rl.algo.credit.groups import dead_share, finish, used_channels
 from delta_belief_rl.algo.credit.views import seen_games, token_gap, turn_means, view_share
-from delta_belief_rl.algo.scorers.footprints import FootprintSettings, distilled_turns
+from delta_belief_rl.algo.scorers.footprints import (
+    FootprintSettings,
+    distilled_turns,
+    masked_divergence,
+)
 from delta_belief_rl.algo.scorers.hints import READERS, HintSettings
 from delta_belief_rl.algo.scorers.reference import VIEW_NAME, ReferenceScorer
 from delta_belief_rl.types import FloatArray, TurnTable
@@ -103,15 +107,17 @@ class GraphOpd(Stateless):
         alone = previous is None
         before = previous or finish(table, np.zeros(table.num_rows), used_channels(table))
         seen = seen_games(table, VIEW + VIEW_NAME, "logp")
-        mask = distilled_turns(
-            table, table.footprint, self._divergence(table), self.settings.walk()
-        )
+        divergence = self._divergence(table)
+        mask = distilled_turns(table, table.footprint, divergence, self.settings.walk())
         weight = np.where(mask, with_distil(table, before, VIEW_NAME), 0.0)
         stats = {
             **before.stats,
             **distil_stats(table, weight),
             "view_share": view_share(table, seen),
             "linked_turns": _linked_share(table),
+            "masked_divergence": masked_divergence(
+                divergence, table.n_tokens.astype(np.float64), weight > 0.0
+            ),
             "frac_dead_groups": dead_share(table, (before.turns != 0.0) | (weight > 0)),
         }
         after = replace(before, distil=weight, stats=stats)

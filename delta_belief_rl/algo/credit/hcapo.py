@@ -34,7 +34,6 @@ from delta_belief_rl.algo.base import (
     Grain,
     Scorer,
     Stateless,
-    require_choice,
     require_first,
     require_range,
 )
@@ -45,6 +44,7 @@ from delta_belief_rl.algo.credit.groups import (
     used_channels,
 )
 from delta_belief_rl.algo.credit.grpo import Grpo, GrpoSettings
+from delta_belief_rl.algo.credit.reading import require_ratio_knobs
 from delta_belief_rl.algo.credit.views import (
     game_ratios,
     protected,
@@ -55,7 +55,7 @@ from delta_belief_rl.algo.credit.views import (
     turn_means,
 )
 from delta_belief_rl.algo.scorers.hindsight import VIEW_NAME, HindsightScorer
-from delta_belief_rl.algo.scorers.hints import READERS, HintSettings
+from delta_belief_rl.algo.scorers.hints import HintSettings
 from delta_belief_rl.types import FloatArray, TurnTable
 
 
@@ -76,13 +76,7 @@ class HcapoSettings:
 
     def __post_init__(self) -> None:
         require_range("algorithm.hcapo.hindsight_w", self.hindsight_w, 0.0)
-        require_range("algorithm.hcapo.temperature", self.temperature, 0.0, open_low=True)
-        require_range("algorithm.hcapo.clip_low", self.clip_low, 0.0, 1.0)
-        require_range("algorithm.hcapo.clip_high", self.clip_high, 1.0)
-        require_range("algorithm.hcapo.smoothing", self.smoothing, 0.0, 1.0)
-        require_range("algorithm.gamma", self.gamma, 0.0, 1.0)
-        require_range("algorithm epsilon", self.epsilon, 0.0)
-        require_choice("algorithm.hcapo.teacher", self.teacher, READERS)
+        require_ratio_knobs("hcapo", self)
         require_range("algorithm.hcapo.hint_words", self.hint_words, 1)
 
 

@@ -19,26 +19,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from delta_belief_rl.algo.base import (
-    LOGP,
-    VIEW,
-    Advantage,
-    Grain,
-    Scorer,
-    Stateless,
-    require_choice,
-    require_previous,
-    require_range,
-)
-from delta_belief_rl.algo.credit.views import (
-    LOGP_COLUMN,
-    seen_games,
-    token_advantages,
-    token_gap,
-    view_share,
-    with_tokens,
-)
-from delta_belief_rl.algo.scorers.hints import READERS, HintSettings
+from delta_belief_rl.algo.base import Advantage, Grain, Scorer, Stateless, require_range
+from delta_belief_rl.algo.credit.reading import gap_behind, gap_requires, require_teacher
+from delta_belief_rl.algo.credit.views import with_tokens
+from delta_belief_rl.algo.scorers.hints import HintSettings
 from delta_belief_rl.algo.scorers.retry import VIEW_NAME, RetryScorer
 from delta_belief_rl.types import TurnTable
 
@@ -54,7 +38,7 @@ class OpidSettings:
 
     def __post_init__(self) -> None:
         require_range("algorithm.opid.skill_w", self.skill_w, 0.0)
-        require_choice("algorithm.opid.teacher", self.teacher, READERS)
+        require_teacher("opid", self.teacher)
         require_range("algorithm.opid.threshold", self.threshold, 0.0, 1.0, open_low=True)
         require_range("algorithm.opid.hint_words", self.hint_words, 1)
 
@@ -64,7 +48,7 @@ class Opid(Stateless):
     """See the module's head."""
 
     settings: OpidSettings = OpidSettings()
-    requires: ClassVar[tuple[str, ...]] = ("traj", "valid", LOGP, VIEW + VIEW_NAME)
+    requires: ClassVar[tuple[str, ...]] = gap_requires(VIEW_NAME)
     provides: ClassVar[tuple[str, ...]] = ("advantages",)
     grain: ClassVar[Grain] = Grain.GROUP
 
@@ -86,11 +70,10 @@ class Opid(Stateless):
             UserError: It is the first of its chain.
             ValueError: The table has no such view.
         """
-        before = require_previous(previous, "opid")
-        seen = seen_games(table, VIEW + VIEW_NAME, LOGP_COLUMN)
-        correction = self.settings.skill_w * token_gap(table, VIEW_NAME, seen)
+        read = gap_behind(table, previous, "opid", VIEW_NAME)
+        correction = self.settings.skill_w * read.gap
         stats = {
-            "view_share": view_share(table, seen),
+            "view_share": read.share,
             "correction_size": float(np.abs(correction).mean()) if len(correction) else 0.0,
         }
-        return with_tokens(table, before, token_advantages(table, before) + correction, stats)
+        return with_tokens(table, read.before, read.tokens + correction, stats)

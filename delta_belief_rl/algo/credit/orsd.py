@@ -1,6 +1,7 @@
 """ORSD: another method's advantages, corrected by what the group's own rules of play would say.
 
-The rules come from the contrast inside the group (``scorers.rubric``). With ``d_t`` the log-prob of
+The rules come from the contrast inside the group (``scorers.rubric``), found by code or written and
+checked by language models. With ``d_t`` the log-prob of
 a played token behind the ``rubric`` view less that without it::
 
     mode="additive"       A_t <- A_t + correction_w * clip(d_t, -clip, clip)
@@ -26,26 +27,17 @@ from typing import ClassVar
 import numpy as np
 
 from delta_belief_rl.algo.base import (
-    LOGP,
-    VIEW,
     Advantage,
     Grain,
     Scorer,
     Stateless,
     require_choice,
-    require_previous,
     require_range,
 )
+from delta_belief_rl.algo.credit.reading import gap_behind, gap_requires, require_teacher
 from delta_belief_rl.algo.credit.rlsd import sign_weight
-from delta_belief_rl.algo.credit.views import (
-    LOGP_COLUMN,
-    seen_games,
-    token_advantages,
-    token_gap,
-    view_share,
-    with_tokens,
-)
-from delta_belief_rl.algo.scorers.hints import READERS, HintSettings
+from delta_belief_rl.algo.credit.views import with_tokens
+from delta_belief_rl.algo.scorers.hints import HintSettings
 from delta_belief_rl.algo.scorers.rubric import VIEW_NAME, RubricScorer, RubricSettings
 from delta_belief_rl.types import BoolArray, FloatArray, TurnTable
 
@@ -68,6 +60,8 @@ class OrsdSettings:
     num_worst: int = 2
     min_correlation: float = 0.1
     correlation: str = "pearson"
+    writer: str = "rules"
+    verifier: str = "rules"
     teacher: str = "policy"
     hint_words: int = 80
 
@@ -77,7 +71,7 @@ class OrsdSettings:
         require_range("algorithm.orsd.clip", self.clip, 0.0, open_low=True)
         require_range("algorithm.orsd.sign_mix", self.sign_mix, 0.0, 1.0)
         require_range("algorithm.orsd.sign_clip", self.sign_clip, 0.0, 1.0)
-        require_choice("algorithm.orsd.teacher", self.teacher, READERS)
+        require_teacher("orsd", self.teacher)
         require_range("algorithm.orsd.hint_words", self.hint_words, 1)
         self.rubric()
 
@@ -94,6 +88,8 @@ class OrsdSettings:
             self.num_worst,
             self.min_correlation,
             self.correlation,
+            self.writer,
+            self.verifier,
         )
 
 
@@ -102,7 +98,7 @@ class Orsd(Stateless):
     """See the module's head."""
 
     settings: OrsdSettings = OrsdSettings()
-    requires: ClassVar[tuple[str, ...]] = ("traj", "valid", LOGP, VIEW + VIEW_NAME)
+    requires: ClassVar[tuple[str, ...]] = gap_requires(VIEW_NAME)
     provides: ClassVar[tuple[str, ...]] = ("advantages",)
     grain: ClassVar[Grain] = Grain.GROUP
 
@@ -124,24 +120,20 @@ class Orsd(Stateless):
             UserError: It is the first of its chain.
             ValueError: The table has no such view.
         """
-        before = require_previous(previous, "orsd")
         knobs = self.settings
-        seen = seen_games(table, VIEW + VIEW_NAME, LOGP_COLUMN)
-        gap = token_gap(table, VIEW_NAME, seen)
-        old = token_advantages(table, before)
+        read = gap_behind(table, previous, "orsd", VIEW_NAME)
         if knobs.mode == "sign_weight":
-            new = sign_weight(old, gap, knobs.sign_mix, knobs.sign_clip)
+            new = sign_weight(read.tokens, read.gap, knobs.sign_mix, knobs.sign_clip)
         else:
-            new = old + self._correction(table, gap, seen)
-        used = np.repeat(table.valid & seen[table.traj], table.n_tokens)
+            new = read.tokens + self._correction(table, read.gap, read.seen)
+        used = np.repeat(table.valid & read.seen[table.traj], table.n_tokens)
+        change, size = np.abs(new - read.tokens)[used], np.abs(read.gap)[used]
         stats = {
-            "view_share": view_share(table, seen),
-            "correction_size": float(np.abs(new - old)[used].mean()) if used.any() else 0.0,
-            "correction_clipped": float((np.abs(gap)[used] > knobs.clip).mean())
-            if used.any()
-            else 0.0,
+            "view_share": read.share,
+            "correction_size": float(change.mean()) if used.any() else 0.0,
+            "correction_clipped": float((size > knobs.clip).mean()) if used.any() else 0.0,
         }
-        return with_tokens(table, before, new, stats)
+        return with_tokens(table, read.before, new, stats)
 
     def _correction(self, table: TurnTable, gap: FloatArray, seen: BoolArray) -> FloatArray:
         """What is added to the tokens, ``[S]``."""

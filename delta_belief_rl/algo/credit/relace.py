@@ -35,7 +35,6 @@ from delta_belief_rl.algo.base import (
     Grain,
     Scorer,
     Stateless,
-    require_choice,
     require_first,
     require_range,
 )
@@ -47,6 +46,7 @@ from delta_belief_rl.algo.credit.groups import (
     used_channels,
 )
 from delta_belief_rl.algo.credit.grpo import Grpo, GrpoSettings
+from delta_belief_rl.algo.credit.reading import require_ratio_knobs
 from delta_belief_rl.algo.credit.states import state_numbers, with_state_stats
 from delta_belief_rl.algo.credit.views import (
     LOGP_COLUMN,
@@ -58,7 +58,7 @@ from delta_belief_rl.algo.credit.views import (
     token_column,
     turn_means,
 )
-from delta_belief_rl.algo.scorers.hints import READERS, HintSettings
+from delta_belief_rl.algo.scorers.hints import HintSettings
 from delta_belief_rl.algo.scorers.outcome import VIEW_NAME, OutcomeScorer
 from delta_belief_rl.types import TurnTable
 
@@ -79,13 +79,7 @@ class RelaceSettings:
 
     def __post_init__(self) -> None:
         require_range("algorithm.relace.outcome_w", self.outcome_w, 0.0)
-        require_range("algorithm.relace.temperature", self.temperature, 0.0, open_low=True)
-        require_range("algorithm.relace.clip_low", self.clip_low, 0.0, 1.0)
-        require_range("algorithm.relace.clip_high", self.clip_high, 1.0)
-        require_range("algorithm.relace.smoothing", self.smoothing, 0.0, 1.0)
-        require_range("algorithm.gamma", self.gamma, 0.0, 1.0)
-        require_range("algorithm epsilon", self.epsilon, 0.0)
-        require_choice("algorithm.relace.teacher", self.teacher, READERS)
+        require_ratio_knobs("relace", self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,27 +21,19 @@ from typing import ClassVar
 import numpy as np
 
 from delta_belief_rl.algo.base import (
-    LOGP,
     VIEW,
     Advantage,
     Grain,
     Scorer,
     Stateless,
-    require_choice,
     require_previous,
     require_range,
 )
 from delta_belief_rl.algo.credit.distilling import Distillation, distil_stats, with_distil
 from delta_belief_rl.algo.credit.groups import dead_share
-from delta_belief_rl.algo.credit.views import (
-    LOGP_COLUMN,
-    seen_games,
-    token_advantages,
-    token_gap,
-    view_share,
-    with_tokens,
-)
-from delta_belief_rl.algo.scorers.hints import READERS, HintSettings
+from delta_belief_rl.algo.credit.reading import gap_behind, gap_requires, require_teacher
+from delta_belief_rl.algo.credit.views import seen_games, view_share, with_tokens
+from delta_belief_rl.algo.scorers.hints import HintSettings
 from delta_belief_rl.algo.scorers.reference import VIEW_NAME, ReferenceScorer
 from delta_belief_rl.types import FloatArray, TurnTable
 
@@ -57,7 +49,7 @@ class RlsdSettings:
     def __post_init__(self) -> None:
         require_range("algorithm.rlsd.mix", self.mix, 0.0, 1.0)
         require_range("algorithm.rlsd.clip", self.clip, 0.0, 1.0)
-        require_choice("algorithm.rlsd.teacher", self.teacher, READERS)
+        require_teacher("rlsd", self.teacher)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +63,7 @@ class SdarSettings:
     def __post_init__(self) -> None:
         require_range("algorithm.sdar.coefficient", self.coefficient, 0.0)
         require_range("algorithm.sdar.slope", self.slope, 0.0)
-        require_choice("algorithm.sdar.teacher", self.teacher, READERS)
+        require_teacher("sdar", self.teacher)
 
 
 def sign_weight(advantage: FloatArray, gap: FloatArray, mix: float, clip: float) -> FloatArray:
@@ -87,7 +79,7 @@ class Rlsd(Stateless):
     """See the module's head."""
 
     settings: RlsdSettings = RlsdSettings()
-    requires: ClassVar[tuple[str, ...]] = ("traj", "valid", LOGP, VIEW + VIEW_NAME)
+    requires: ClassVar[tuple[str, ...]] = gap_requires(VIEW_NAME)
     provides: ClassVar[tuple[str, ...]] = ("advantages",)
     grain: ClassVar[Grain] = Grain.TOKEN
 
@@ -107,13 +99,10 @@ class Rlsd(Stateless):
             UserError: It is the first of its chain.
             ValueError: The table has no such view.
         """
-        before = require_previous(previous, "rlsd")
-        seen = seen_games(table, VIEW + VIEW_NAME, LOGP_COLUMN)
-        old = token_advantages(table, before)
-        knobs = self.settings
-        new = sign_weight(old, token_gap(table, VIEW_NAME, seen), knobs.mix, knobs.clip)
+        read = gap_behind(table, previous, "rlsd", VIEW_NAME)
+        new = sign_weight(read.tokens, read.gap, self.settings.mix, self.settings.clip)
         # A gap of 0 is a factor of 1, so games without the view are as they were.
-        return with_tokens(table, before, new, {"view_share": view_share(table, seen)})
+        return with_tokens(table, read.before, new, {"view_share": read.share})
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Policy losses: token PPO with dual clip, GSPO, turn ratio, CISPO.
+"""Policy losses: token PPO with dual clip, GSPO, turn ratio, CISPO, REINFORCE.
 
 With ``x = clamp(logp - old, +-20)`` and ``clip`` to ``[1 - clip_ratio_low, 1 + clip_ratio_high]``:
 
@@ -10,6 +10,9 @@ With ``x = clamp(logp - old, +-20)`` and ``clip`` to ``[1 - clip_ratio_low, 1 + 
     only, so advantages may differ from token to token.
 ``cispo``
     ``L = -stop(clip(e^x)) A logp``.
+``reinforce``
+    ``L = -A logp``: nothing is clipped or weighed, which is right for tokens of the policy itself.
+    While ``x = 0`` its gradient is that of the losses above.
 
 Mismatch between the engine that sampled and the model that trains is handled before, token by
 token, with ``m = old - rollout``: a token without a finite ``rollout`` is dropped; a token whose
@@ -251,6 +254,14 @@ def cispo_loss(
     metrics["actor/pg_clipfrac"] = pair((ratio != kept).float(), ready.keep)
     values = -kept * ready.advantages * ready.logp
     return _finish(values, ready, metrics, inputs, settings, denominators)
+
+
+def reinforce_loss(
+    inputs: PolicyInputs, settings: PolicyLossSettings, denominators: Mapping[str, float]
+) -> tuple[Tensor, Metrics]:
+    """The plain policy gradient; with several updates a batch it does not look back at the old."""
+    ready, metrics = _prepare(inputs, settings)
+    return _finish(-ready.advantages * ready.logp, ready, metrics, inputs, settings, denominators)
 
 
 PolicyLoss = Callable[

@@ -8,6 +8,7 @@ from delta_belief_rl.algo.losses.policy import (
     cispo_loss,
     gspo_loss,
     ppo_loss,
+    reinforce_loss,
     turn_ratio_loss,
 )
 
@@ -16,6 +17,7 @@ LOSSES: dict[str, PolicyLoss] = {
     "gspo": gspo_loss,
     "turn_ratio": turn_ratio_loss,
     "cispo": cispo_loss,
+    "reinforce": reinforce_loss,
 }
 
 AGGREGATIONS: tuple[str, ...] = AGGREGATION_NAMES

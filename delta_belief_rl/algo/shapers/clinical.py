@@ -19,7 +19,7 @@ Shapes: ``N`` games, ``K`` turns of the longest game, ``H`` hidden states, ``R``
 table. Beliefs are ``[N, K + 1]``, NaN behind the last of a game.
 
 Source: question credit for clinical dialogue. Confidence: reconstructed from a short description;
-the normalisation of the entropy, the signed form, beta and the rate of premature ends are ours.
+the normalisation of the entropy, the signed form, beta, and what counts as sure are ours.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from delta_belief_rl.types import BoolArray, FloatArray, IntArray
 FORMS = ("entropy", "logp", "positive")
 LEAST_PROBABILITY = 1e-6
 SURE = 0.8
+"""Probability of a hidden state from which on a decision for it is not premature."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +91,3 @@ def question_credit(
     if knobs.form == "positive":
         gain = np.maximum(gain, 0.0)
     return np.where(asks & np.isfinite(gain), knobs.beta * gain - knobs.cost, 0.0)
-
-
-def premature_commits(beliefs: FloatArray, commits: BoolArray) -> BoolArray:
-    """Turns that commit while no hidden state has a probability of 0.8, ``[N, K]``.
-
-    Args:
-        beliefs: ``[N, K + 1, H]``.
-        commits: ``[N, K]``, the turns that end the case by an answer.
-    """
-    before = beliefs[:, :-1]
-    known = np.isfinite(before).all(axis=2)
-    return commits & known & (before.max(axis=2) < SURE)

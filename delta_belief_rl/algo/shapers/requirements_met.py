@@ -9,9 +9,10 @@ With weights ``w_q > 0`` and ``s_q`` in [0, 1] the result of check ``q``, before
     R = sat(after)                      reproduce, generate
     R = sat(after) - regression * regress     modify, repair
 
-``R`` is placed on the last turn of its task. A game of several tasks has the mean over all of them
-as its return, tasks that were not reached counting 0, and as its grade that mean clamped to [0, 1]:
-a regression can make it negative.
+``R`` is placed on the last turn of its task, where the reward channel ``task`` pays it
+(``TaskShaper``, for any environment that tells such rewards). A game of several tasks has the mean
+over all of them as its return, tasks that were not reached counting 0, and as its grade that mean
+clamped to [0, 1]: a regression can make it negative.
 
 A check that broke counts as ``s = 0`` and is for the caller to report.
 
@@ -24,12 +25,16 @@ the four kinds of tasks is ours.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
-from delta_belief_rl.algo.base import require_range
-from delta_belief_rl.types import BoolArray, FloatArray, TurnTable
+from delta_belief_rl.algo.base import Grain, Shaper, Stateless, require_range
+from delta_belief_rl.types import BoolArray, FloatArray, Group, Trajectory, TurnTable
+
+CHANNEL = "task"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +128,37 @@ def requirements_channel(table: TurnTable, rewards: FloatArray) -> FloatArray:
     if rewards.shape != (table.num_rows,):
         raise ValueError(f"{rewards.shape} rewards for {table.num_rows} turns")
     return np.where(table.valid & np.isfinite(rewards), rewards, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskShaper(Stateless):
+    """Another shaper's channels, and the channel ``task`` beside them.
+
+    Attributes:
+        others: Makes the other channels.
+        rewards_of: From a game to the reward of the task that each turn ends, ``[K]``; NaN where it
+            ends none.
+        weight: Of these rewards.
+    """
+
+    others: Shaper
+    rewards_of: Callable[[Trajectory], FloatArray]
+    weight: float = 1.0
+    requires: ClassVar[tuple[str, ...]] = ("valid",)
+    provides: ClassVar[tuple[str, ...]] = (f"reward:{CHANNEL}",)
+    grain: ClassVar[Grain] = Grain.TRAJECTORY
+
+    def __post_init__(self) -> None:
+        require_range("multi_turn.reward.weight_tasks", self.weight, 0.0)
+
+    def shape(
+        self, table: TurnTable, groups: Sequence[Group], belief: FloatArray | None = None
+    ) -> dict[str, FloatArray]:
+        """All channels, each ``[R]``, zero on rows that are not valid."""
+        channels = self.others.shape(table, groups, belief)
+        games = [game for group in groups for game in group.trajectories]
+        rewards = np.concatenate([np.zeros(0), *(self.rewards_of(game) for game in games)])
+        return {**channels, CHANNEL: self.weight * requirements_channel(table, rewards)}
 
 
 def _check(weights: FloatArray, met: FloatArray) -> None:

@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from delta_belief_rl.envs.clinical.game import game_factory, tasks_of
+from delta_belief_rl.envs.clinical.report import report_of
 from delta_belief_rl.envs.plugin import EnvPlugin
 
-ENVIRONMENTS: Mapping[str, EnvPlugin] = {"clinical": EnvPlugin(make=game_factory, tasks=tasks_of)}
+ENVIRONMENTS: Mapping[str, EnvPlugin] = {
+    "clinical": EnvPlugin(make=game_factory, tasks=tasks_of, report=report_of)
+}

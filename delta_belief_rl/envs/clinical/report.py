@@ -14,14 +14,15 @@ A game without an outcome, because an engine failed, is left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
 
 import numpy as np
 
 from delta_belief_rl.algo.shapers.channels import FAILED_STOPS
 from delta_belief_rl.envs.clinical.sheets import STRATA
 from delta_belief_rl.envs.clinical.tasks import SOURCE
+from delta_belief_rl.envs.plugin import EnvOptions
 from delta_belief_rl.types import Trajectory
 
 
@@ -35,6 +36,21 @@ class StratumReport:
     committed: float
     premature: float
     harm: float
+
+
+def report_of(games: Sequence[Trajectory], options: EnvOptions) -> dict[str, float]:
+    """The numbers of every stratum by name, e.g. ``high/harm``.
+
+    Args:
+        games: Finished ones.
+        options: Not read, because the games say it all.
+    """
+    del options
+    return {
+        f"{name}/{field.name}": float(getattr(found, field.name))
+        for name, found in by_stratum(games).items()
+        for field in fields(found)
+    }
 
 
 def by_stratum(games: Iterable[Trajectory]) -> dict[str, StratumReport]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 from delta_belief_rl.envs.clinical.sheets import SIMULATORS
-from delta_belief_rl.envs.clinical.tasks import SPLITS
+from delta_belief_rl.envs.env_kwargs import WHERE, check_keys, seed_of, tasks_of
 from delta_belief_rl.envs.single_use import check_choice
 from delta_belief_rl.types import UserError
 
@@ -47,12 +46,12 @@ def read_settings(kwargs: Mapping[str, Any]) -> ClinicalSettings:
         >>> read_settings({"seed": 3, "simulators": ["refill"]}).simulators
         ('refill',)
     """
-    _known("multi_turn.env_kwargs", tuple(kwargs), _KEYS)
+    check_keys(WHERE, tuple(kwargs), _KEYS)
     prompt: object = kwargs.get("prompt", "full")
     check_choice("multi_turn.env_kwargs.prompt", str(prompt), PROMPTS)
     return ClinicalSettings(
-        seed=_count("seed", kwargs.get("seed", 0), 2**31 - 1),
-        tasks=_tasks(kwargs.get("tasks")),
+        seed=seed_of(kwargs),
+        tasks=tasks_of(kwargs, DEFAULT_TASKS, MOST_TASKS, "cases"),
         simulators=_simulators(kwargs.get("simulators")),
         prompt=str(prompt),
     )
@@ -70,34 +69,3 @@ def _simulators(given: object) -> tuple[str, ...]:
     for name in names:
         check_choice("multi_turn.env_kwargs.simulators", name, SIMULATORS)
     return tuple(name for name in SIMULATORS if name in names)
-
-
-def _tasks(given: object) -> tuple[tuple[str, int], ...]:
-    if given is None:
-        return tuple(DEFAULT_TASKS.items())
-    if not isinstance(given, Mapping):
-        raise UserError(
-            f"multi_turn.env_kwargs.tasks is {given!r}: give the number of cases of each split, "
-            "e.g. {train: 288, val: 72, test: 72}."
-        )
-    counts = cast(Mapping[str, object], given)
-    _known("multi_turn.env_kwargs.tasks", tuple(counts), SPLITS)
-    return tuple(
-        (split, _count(f"tasks.{split}", counts.get(split, 0), MOST_TASKS)) for split in SPLITS
-    )
-
-
-def _count(name: str, value: object, most: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
-        raise UserError(
-            f"multi_turn.env_kwargs.{name} is {value!r}: give a whole number from 0 to {most}."
-        )
-    return value
-
-
-def _known(name: str, keys: Sequence[object], known: Sequence[str]) -> None:
-    for key in keys:
-        if key not in known:
-            close = difflib.get_close_matches(str(key), known, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"it has {', '.join(known)}."
-            raise UserError(f"{name} has no key {str(key)!r}: {hint}")

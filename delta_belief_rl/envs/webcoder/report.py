@@ -8,15 +8,16 @@ of its tasks was paid, and with which price of a regression it would have been p
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
 
 import numpy as np
 
 from delta_belief_rl.algo.shapers.channels import FAILED_STOPS
+from delta_belief_rl.envs.plugin import EnvOptions
 from delta_belief_rl.envs.webcoder.game import WebCoder
 from delta_belief_rl.envs.webcoder.requirements import KINDS
-from delta_belief_rl.envs.webcoder.settings import WebCoderSettings
+from delta_belief_rl.envs.webcoder.settings import WebCoderSettings, read_settings
 from delta_belief_rl.envs.webcoder.tasks import SOURCE
 from delta_belief_rl.types import FloatArray, Trajectory
 
@@ -40,6 +41,27 @@ class KindReport:
     failed_builds: float
     regressions: float
     check_errors: int
+
+
+def report_of(games: Sequence[Trajectory], options: EnvOptions) -> dict[str, float]:
+    """The numbers of every kind of task by name, e.g. ``repair/solved``.
+
+    Args:
+        games: Finished ones.
+        options: With which they were played.
+    """
+    settings = read_settings(options.kwargs)
+    return {
+        f"{kind}/{field.name}": float(getattr(found, field.name))
+        for kind, found in by_kind(games, settings, options.max_turns, options.question_tag).items()
+        for field in fields(found)
+    }
+
+
+def rewards_of(game: Trajectory, options: EnvOptions) -> FloatArray:
+    """``task_rewards`` with the settings of the options."""
+    settings = read_settings(options.kwargs)
+    return task_rewards(game, settings, options.max_turns, options.question_tag)
 
 
 def task_rewards(

@@ -34,7 +34,7 @@ _CORPUS_TASKS = 240
 class ErrandTeacher:
     """How the teacher plays; see ``Mediocre``."""
 
-    wander: float = 0.3
+    wander: float = 0.1
     forgetful: float = 0.3
 
 
@@ -57,6 +57,20 @@ class TeacherGame:
     share: FloatArray
     replies: BoolArray
     won: bool
+
+    def cut(self, length: int) -> TeacherGame:
+        """Its first tokens, with what is known of them."""
+        if len(self.token_ids) <= length:
+            return self
+        kept = self.position < length
+        return TeacherGame(
+            token_ids=self.token_ids[:length],
+            position=self.position[kept],
+            token=self.token[kept],
+            share=self.share[kept],
+            replies=self.replies[:length],
+            won=self.won,
+        )
 
 
 def errand_tokenizer() -> PreTrainedTokenizerBase:

@@ -11,6 +11,7 @@ Legend: ``B`` games, ``L`` tokens of the longest, ``V`` vocabulary.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 
@@ -55,12 +56,16 @@ class ErrandWarmup:
         common: Those that both have; ``batch_games`` games are one step.
         games: Different teacher games; all are seen before one is seen again.
         reply_weight: Weight of the environment's replies in the loss.
+        first_length: Tokens that the first games are cut to, as a share of the longest game. The
+            cut moves on evenly and is at the end when half of the training is done: what stands in
+            few tokens is learnt soonest, and costs least.
         eval_games: Games to measure with, one for each validation task in turn.
     """
 
     common: WarmupSettings
     games: int = 4000
     reply_weight: float = 0.2
+    first_length: float = 0.3
     teacher: ErrandTeacher = field(default_factory=ErrandTeacher)
     eval_games: int = 320
 
@@ -72,6 +77,8 @@ class ErrandWarmup:
             )
         if not 0.0 <= self.teacher.wander <= 1.0:
             raise UserError(f"--wander is {self.teacher.wander}: give a share from 0 to 1.")
+        if not 0.0 < self.first_length <= 1.0:
+            raise UserError(f"first_length is {self.first_length}: give a share above 0, up to 1.")
         if self.eval_games < 1 or self.common.max_turns < 1:
             raise UserError("The warm-up needs at least one turn and one game to measure with.")
 
@@ -139,12 +146,14 @@ def train_on(
     logs: list[WarmupLog] = []
     clock, meter = Clock(common), _Meter()
     order: list[IntArray] = []
+    longest = max(len(game.token_ids) for game in games)
     model.train()
     clock.restart()
     step = 0
     while (share := clock.share(step)) < 1.0:
         order = order or _epoch(games, common.batch_games, rng)
-        batch = [games[int(index)] for index in order.pop()]
+        length = _length(settings.first_length, share, longest)
+        batch = [games[int(index)].cut(length) for index in order.pop()]
         rate = learning_rate(common, step, share)
         for group in optimizer.param_groups:
             group["lr"] = rate
@@ -161,6 +170,11 @@ def train_on(
             log(logs[-1])
     model.eval()
     return logs
+
+
+def _length(first: float, share: float, longest: int) -> int:
+    """Tokens of a game that are trained on, after a share of the training."""
+    return math.ceil(longest * min(1.0, first + (1.0 - first) * 2.0 * share))
 
 
 def _epoch(games: Sequence[TeacherGame], batch: int, rng: np.random.Generator) -> list[IntArray]:
@@ -180,7 +194,8 @@ def batch_losses(
 ) -> tuple[Tensor, Tensor]:
     """KL from the teacher per token of a command, and loss per token of a reply, in nats.
 
-    Padding stands on the right, where a causal model cannot see it from the trained places.
+    Padding stands on the right, where a causal model cannot see it from the trained places. A loss
+    is 0 where the games, which may be cut, have no such token.
     """
     longest = max(len(game.token_ids) for game in games)
     ids = torch.zeros((len(games), longest), dtype=torch.long)
@@ -198,9 +213,9 @@ def batch_losses(
     logp = model(input_ids=ids, use_cache=False).logits.float().log_softmax(-1)
     share = share.float()
     places = torch.unique(row * longest + place).numel()
-    policy = (share * (share.log() - logp[row, place - 1, token])).sum() / places
+    policy = (share * (share.log() - logp[row, place - 1, token])).sum() / max(places, 1)
     told = logp[:, :-1].gather(2, ids[:, 1:, None])[..., 0]
-    replies = -(told * spoken[:, 1:]).sum() / spoken.sum()
+    replies = -(told * spoken[:, 1:]).sum() / spoken.sum().clamp(min=1)
     return policy, replies
 
 

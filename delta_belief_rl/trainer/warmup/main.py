@@ -1,7 +1,8 @@
 """Make the embedded agent: ``python -m delta_belief_rl.trainer.warmup.main --out DIR``.
 
 Example: ``python -m delta_belief_rl.trainer.warmup.main --out agent --seed 0 --minutes 5
-    --workers 12``. With ``--env errands`` it is the agent of that environment.
+    --workers 12``. With ``--env errands`` or ``--env agreement`` it is the agent of that
+environment.
 """
 
 from __future__ import annotations
@@ -26,6 +27,12 @@ from transformers import (
 from delta_belief_rl.envs.worlds.grammar import Grammar
 from delta_belief_rl.envs.worlds.table import World, load_world
 from delta_belief_rl.envs.worlds.tasks import DEFAULT_PROMPT
+from delta_belief_rl.models.denoiser import save_denoiser
+from delta_belief_rl.trainer.warmup.agreement import (
+    AgreementReport,
+    AgreementWarmup,
+    warm_up_agreement,
+)
 from delta_belief_rl.trainer.warmup.errands import (
     SIZES,
     ErrandReport,
@@ -47,14 +54,17 @@ from delta_belief_rl.trainer.warmup.train import WarmupLog, WarmupSettings, pick
 from delta_belief_rl.types import Message, UserError
 
 REPORT_FILE = "warmup.json"
-ENVIRONMENTS = ("twenty_questions", "errands")
+ENVIRONMENTS = ("twenty_questions", "errands", "agreement")
 _ONLY_OF = {
     "errands": ("teacher_games", "wander"),
+    "agreement": ("miscount", "slip"),
     "twenty_questions": ("world", "model", "workers", "micro_games", "informative", "lora_rank"),
 }
 """Options that only one environment has."""
+_NOT_OF = {"agreement": ("minutes", "max_turns")}
+"""Options that one environment alone has not."""
 _BELIEF_GAMES = 64
-_ERRAND_GAMES, _ERRAND_TURNS = 16, 16
+_ERRAND_GAMES, _ERRAND_TURNS = 8, 20
 
 
 def warm_up(
@@ -195,14 +205,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, help="train for so many steps: reproducible")
     parser.add_argument("--workers", type=int, default=0, help="processes that make the games")
     parser.add_argument(
-        "--batch-games", type=int, help="games of a step (default 256; errands: 16)"
+        "--batch-games",
+        type=int,
+        help="games of a step (default 256; errands: 8; agreement: 64 answers)",
     )
     parser.add_argument("--micro-games", type=int, default=default.micro_games)
-    parser.add_argument("--max-turns", type=int, help="(default 20; errands: 16)")
+    parser.add_argument("--max-turns", type=int, help="(default 20)")
     parser.add_argument("--lr", type=float, default=default.lr)
-    parser.add_argument("--hidden", type=int, help="(default 128; errands: 64)")
-    parser.add_argument("--layers", type=int, help="(default 4; errands: 3)")
-    parser.add_argument("--mlp", type=int, help="(default 384; errands: 192)")
+    parser.add_argument("--hidden", type=int, help="(default 128; errands, agreement: 64)")
+    parser.add_argument("--layers", type=int, help="(default 4; errands: 3; agreement: 2)")
+    parser.add_argument("--mlp", type=int, help="(default 384; errands, agreement: 192)")
     parser.add_argument(
         "--informative",
         type=float,
@@ -220,6 +232,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=errands.teacher.wander,
         help="errands: share of the teacher's commands that are any that change something",
+    )
+    agreement = AgreementWarmup()
+    parser.add_argument(
+        "--miscount",
+        type=float,
+        default=agreement.miscount,
+        help="agreement: share of the examples with another result",
+    )
+    parser.add_argument(
+        "--slip",
+        type=float,
+        default=agreement.slip,
+        help="agreement: share of the examples whose verb does not agree",
     )
 
 
@@ -251,13 +276,15 @@ def settings_from(options: argparse.Namespace) -> WarmupSettings:
     )
 
 
-def run(options: argparse.Namespace) -> WarmupReport | ErrandReport:
+def run(options: argparse.Namespace) -> WarmupReport | ErrandReport | AgreementReport:
     """Warm up as a command line says.
 
     Raises:
         UserError: Settings, world or model do not fit.
     """
     _check_options(options)
+    if options.env == "agreement":
+        return _run_agreement(options)
     settings = settings_from(options)
     if options.env == "errands":
         return _run_errands(options, settings)
@@ -279,6 +306,27 @@ def _run_errands(options: argparse.Namespace, common: WarmupSettings) -> ErrandR
     return measured
 
 
+def _run_agreement(options: argparse.Namespace) -> AgreementReport:
+    default = AgreementWarmup()
+    names = ("hidden", "layers", "mlp", "steps")
+    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    warmup = replace(
+        default,
+        seed=options.seed,
+        device=options.device,
+        batch=default.batch if options.batch_games is None else options.batch_games,
+        lr=options.lr,
+        miscount=options.miscount,
+        slip=options.slip,
+        eval_games=options.eval_games,
+        **given,
+    )
+    model, tokenizer, record, measured = warm_up_agreement(warmup)
+    save_denoiser(model, tokenizer, options.out)
+    (options.out / REPORT_FILE).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    return measured
+
+
 def _check_options(options: argparse.Namespace) -> None:
     """Refuse an option that the environment does not have."""
     parser = argparse.ArgumentParser(add_help=False)
@@ -291,6 +339,10 @@ def _check_options(options: argparse.Namespace) -> None:
                     f"{flag} is an option of --env {env} and has no meaning for {options.env}: "
                     "leave it out."
                 )
+    for name in _NOT_OF.get(options.env, ()):
+        if getattr(options, name) is not None:
+            flag = f"--{name.replace('_', '-')}"
+            raise UserError(f"{flag} has no meaning for {options.env}: leave it out.")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
