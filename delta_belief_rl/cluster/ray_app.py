@@ -38,7 +38,7 @@ def ray_session(
     Args:
         settings: ``address="local"`` starts a private instance in a private folder, which is
             removed afterwards; any other address joins a running cluster and leaves it running.
-        num_cpus: Logical CPUs of a private instance.
+        num_cpus: Logical CPUs that a private instance has at least: one for each worker.
         num_gpus: GPUs of the run.
         on_lost: Told by a ``RayLost``, from another thread, that Ray is gone under the run, or
             one of its machines.
@@ -68,7 +68,7 @@ def ray_session(
         with _own_sigterm():
             ray.init(
                 address="local",
-                num_cpus=settings.num_cpus or num_cpus,
+                num_cpus=max(num_cpus, settings.num_cpus or 0),
                 num_gpus=num_gpus,
                 include_dashboard=False,
                 log_to_driver=True,

@@ -360,3 +360,10 @@ def test_defective_file_is_refused_with_its_cause(
 def test_phrasing_may_use_one_word_of_a_two_word_name(tmp_path: Path) -> None:
     text = SMALL.replace("hound", "guard dog").replace("does it bark", "does it guard")
     assert load_world(write(tmp_path, text)).value("dog", "barks")
+
+
+def test_a_world_file_is_read_once_until_it_changes(tmp_path: Path) -> None:
+    path = write(tmp_path, SMALL)
+    assert load_world(path) is load_world(path)
+    write(tmp_path, SMALL.replace("name: pets", "name: zoo"))
+    assert load_world(path).name == "zoo"

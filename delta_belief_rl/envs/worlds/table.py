@@ -19,7 +19,7 @@ import json
 import re
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -131,6 +131,16 @@ def load_world(path_or_name: str | Path) -> World:
         WorldError: for the first defect found; the message names the file, the cause, the cure.
     """
     path = _locate(path_or_name)
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise _defect(path, f"cannot be read ({error.strerror})", "check the path") from error
+    return _loaded(path, (found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size))
+
+
+@lru_cache(maxsize=4)
+def _loaded(path: Path, _version: tuple[int, ...]) -> World:
+    """The world of a file; a version that was read before is not read again."""
     document = _read(path)
     name = document["name"]
     if not isinstance(name, str) or not name:
