@@ -9,9 +9,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Sequence
 
+from delta_belief_rl.config import rules_denoiser, rules_trees, rules_views
 from delta_belief_rl.config import rules_learning as learning
 from delta_belief_rl.config import rules_pools as pools
-from delta_belief_rl.config import rules_denoiser, rules_trees, rules_views
 from delta_belief_rl.config.schema import RunConfig
 from delta_belief_rl.config.schema_actor import ActorRolloutRef
 from delta_belief_rl.config.schema_algo import CREDIT_TRANSFORMS, ESTIMATORS

@@ -81,7 +81,9 @@ class SpaRl:
         "Whose hidden states the head reads: the model's without adapter, or the policy's.",
         new=True,
     )
-    lr: float = opt(1e-5, "Learning rate of the head; small models take more.", new=True)
-    grad_clip: float = opt(1.0, "Largest norm of the head's gradient.", new=True)
+    games: int = opt(2048, "Latest games that the head learns from.", new=True)
+    ridge: float = opt(
+        1e-4, "Price of the square of the head's length, per game, in its loss.", new=True
+    )
     normalise: bool = opt(True, f"{NORMALISE_HELP}'s tokens or turns.", new=True)
     bootstrap_truncated: bool = opt(False, BOOTSTRAP_HELP, new=True)

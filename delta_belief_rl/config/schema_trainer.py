@@ -187,7 +187,9 @@ class RayInit:
     """How Ray is started."""
 
     num_cpus: int | None = opt(
-        None, "CPUs given to Ray, never fewer than it has workers; null uses the allocation.", corrected="takes effect"
+        None,
+        "CPUs given to Ray, never fewer than it has workers; null uses the allocation.",
+        corrected="takes effect",
     )
     address: str = opt(
         "local",

@@ -12,9 +12,7 @@ from pathlib import Path
 
 SumCount = tuple[float, float]
 
-NESTED_TIMINGS = frozenset(
-    {"ref", "belief_model", "views", "values", "learners", "update_ema"}
-)
+NESTED_TIMINGS = frozenset({"ref", "belief_model", "views", "values", "learners", "update_ema"})
 """Parts of a step that lie inside another part, so that a split of the step must not add them."""
 TOKEN_PARTS = ("gen", "old_log_prob", "ref", "adv", "update_actor")
 """Parts of a step whose time is also given for each token."""

@@ -235,8 +235,9 @@ class PolicyActor:
         rate = learning_rate(self.settings.optimizer, training_step)
         set_learning_rate(self.optimizer, rate)
         critic = self.critic
-        waits = [learner.policy_waits for learner in self.settings.learners]
-        trains = training_step > max([0 if critic is None else critic.settings.warmup_steps, *waits])
+        waits = [0 if critic is None else critic.settings.warmup_steps]
+        waits += [learner.policy_waits for learner in self.settings.learners]
+        trains = training_step > max(waits)
         parts: list[Metrics] = []
         norms: list[float] = []
         self.model.train()

@@ -2,7 +2,7 @@
 
 A learner fills columns of ``TurnTable.tokens`` in the score pass, before the update, and is trained
 in the update on the columns that credit hands over (``Advantage.columns``): score first, then
-learn. It has forward and backward passes, an optimizer and a state of its own and never moves the
+learn. It has passes and a state of its own, an optimizer where it needs one, and never moves the
 policy. Methods ask for one by the name of a column in ``requires``; ``trainer.settings_learners``
 knows who makes which. The critic, whose loss may share the policy's forward, is not one of them.
 
@@ -55,7 +55,7 @@ class Learner(Protocol):
         ...
 
     def state(self) -> dict[str, Any]:
-        """Arrays and plain values, with the optimizer's own under ``optimizer``.
+        """Arrays and plain values, with those of an optimizer under ``optimizer``.
 
         A collective when the model is sharded; does not depend on the number of ranks.
         """

@@ -100,7 +100,7 @@ def _exchanged(rows: Transitions, sizes: Sequence[int], device: torch.device) ->
     numbers = torch.cat([rows.keys, rows.rewards[:, None], rows.done[:, None]], dim=1)
     # As bytes, which every backend sends whatever the number format.
     features = rows.features.contiguous().view(torch.uint8)
-    found = [_gathered(value, max(sizes), len(sizes), device) for value in (numbers, features)]
+    found = [gathered(value, max(sizes), len(sizes), device) for value in (numbers, features)]
     return [
         Transitions(
             sent[:size].view(rows.features.dtype), told[:size, 2], told[:size, 3], told[:size, :2]
@@ -109,10 +109,10 @@ def _exchanged(rows: Transitions, sizes: Sequence[int], device: torch.device) ->
     ]
 
 
-def _gathered(
+def gathered(
     rows: torch.Tensor, most: int, world_size: int, device: torch.device
 ) -> list[torch.Tensor]:
-    """``rows`` of every rank, filled up to ``most``, in host memory."""
+    """``rows`` of every rank, filled up to ``most``, in host memory; a collective."""
     full = torch.zeros(most, *rows.shape[1:], dtype=rows.dtype, device=device)
     full[: len(rows)] = rows.to(device)
     out = [torch.zeros_like(full) for _ in range(world_size)]

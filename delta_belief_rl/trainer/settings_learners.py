@@ -37,7 +37,7 @@ def process_model(cfg: RunConfig, device: str, total_steps: int) -> LearnerSetti
     )
 
 
-def contributions(cfg: RunConfig, _device: str, total_steps: int) -> LearnerSettings:
+def contributions(cfg: RunConfig, _device: str, _total_steps: int) -> LearnerSettings:
     """The head of ``spa_rl``.
 
     Raises:
@@ -46,11 +46,7 @@ def contributions(cfg: RunConfig, _device: str, total_steps: int) -> LearnerSett
     knobs = cfg.algorithm.spa_rl
     if knobs.source == "base" and not has_adapters(cfg):
         raise UserError(WITHOUT_BASE)
-    return ContributionSettings(
-        source=knobs.source,
-        grad_clip=knobs.grad_clip,
-        optimizer=OptimizerSettings(lr=knobs.lr, weight_decay=0.0, total_steps=total_steps),
-    )
+    return ContributionSettings(source=knobs.source, games=knobs.games, ridge=knobs.ridge)
 
 
 def archer_critics(cfg: RunConfig, _device: str, _total_steps: int) -> LearnerSettings:

@@ -47,6 +47,8 @@ def test_every_yaml_composes_and_validates(group: str, option: str) -> None:
             more = [*LOCAL, "trainer.val_only=true", "actor_rollout_ref.ngpus=1"]
         if group == "actor" and option in ("agent", "smollm2"):
             more = ["experiment=quickstart"]
+        if option in ("denoiser", "dtca"):
+            more = ["experiment=agreement_quickstart"]
         if option == "rules":
             more.append("env=guess_my_city_packaged")
         if option == "one_gpu":

@@ -11,19 +11,17 @@ import numpy as np
 import torch
 import training_fakes as fakes
 
-from delta_belief_rl.algo.credit.spa_rl import TARGET
+from delta_belief_rl.algo.credit.spa_rl import GAME, TARGET
 from delta_belief_rl.algo.shapers.channels import build_table
 from delta_belief_rl.trainer.actor import ActorSettings, GameScore, PolicyActor
 from delta_belief_rl.trainer.contributions import NAME, Contributions, ContributionSettings
-from delta_belief_rl.trainer.optimizer import OptimizerSettings
 from delta_belief_rl.types import Group, TrainBatch
 
-OPTIMIZER = OptimizerSettings(lr=1e-2, weight_decay=0.0)
 SOURCES = ("base", "policy")
 
 
 def settings_of(folder: Path, source: str = "base", **changes: Any) -> ActorSettings:
-    own = ContributionSettings(source=source, optimizer=OPTIMIZER)
+    own = ContributionSettings(source=source)
     return fakes.settings_of(folder, **({"learners": (own,), "beliefs": ()} | changes))
 
 
@@ -63,6 +61,8 @@ def make_batch(
     targets[(np.cumsum(table.n_tokens) - 1)[kept]] = wanted[table.traj[kept]]
     batch = fakes.make_batch(groups, scores, weight)
     # The environment's tokens are zero, as ``build_batch`` leaves them.
-    column = np.zeros(len(batch.turn_ids))
-    column[batch.turn_ids >= 0] = targets
-    return replace(batch, views={**batch.views, TARGET: column})
+    columns = {TARGET: targets, GAME: np.repeat(table.traj, table.n_tokens).astype(np.float64)}
+    views = {name: np.zeros(len(batch.turn_ids)) for name in columns}
+    for name, column in columns.items():
+        views[name][batch.turn_ids >= 0] = column
+    return replace(batch, views={**batch.views, **views})

@@ -12,7 +12,7 @@ from delta_belief_rl.algo import build_credit
 from delta_belief_rl.algo.base import Advantage
 from delta_belief_rl.algo.catalogue import needs_of
 from delta_belief_rl.algo.chain import chain_of
-from delta_belief_rl.algo.credit.spa_rl import COLUMN, TARGET, contributions, executed
+from delta_belief_rl.algo.credit.spa_rl import COLUMN, GAME, TARGET, contributions, executed
 from delta_belief_rl.types import BoolArray, FloatArray, IntArray, TurnTable, UserError
 
 NOW: dict[str, Any] = {"warmup_steps": 0}
@@ -114,6 +114,9 @@ def test_spa_rl_has_the_numbers_of_the_worked_example() -> None:
     assert "contribution_explained" not in found.stats
     nan = np.nan
     np.testing.assert_array_equal(found.columns[TARGET], [nan, 1, nan, nan, 1, 1])
+    np.testing.assert_array_equal(found.columns[GAME], np.zeros(6))
+    two = apply(table_of([[2, 1], [3]], [1.0, 0.0]), **NOW)
+    np.testing.assert_array_equal(two.columns[GAME], [0, 0, 0, 1, 1, 1])
 
 
 @pytest.mark.parametrize(
@@ -172,7 +175,7 @@ def test_in_the_warm_up_the_outcome_is_paid_and_the_head_is_taught(seed: int) ->
 def test_without_refresh_the_head_is_taught_in_the_warm_up_alone() -> None:
     knobs = {"warmup_steps": 2, "refresh": False}
     assert TARGET in apply(worked(update=1), **knobs).columns
-    assert TARGET not in apply(worked(update=2), **knobs).columns
+    assert not {TARGET, GAME} & apply(worked(update=2), **knobs).columns.keys()
 
 
 def test_A6_what_evaluations_log_adds_up_to_what_a_perfect_head_would_pay() -> None:

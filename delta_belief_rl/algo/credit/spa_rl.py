@@ -21,9 +21,9 @@ warm-up. Turns that are not valid have no part in the sum and are not paid; nor 
 sampled token, whose last token does not exist. Evaluations ask no head: there the outcome stands
 where it fell, ``alpha`` times, for what its parts add up to.
 
-Source: SPA-RL (arXiv 2505.20732) and its public code. Confidence: exact for the head, its loss and
-``beta``; ``alpha`` is used as the paper's text has it. The head's own refresh and the channels that
-stay are choices of this package.
+Source: SPA-RL (arXiv 2505.20732) and its public code. Confidence: exact for a linear head, its loss
+and ``beta``; ``alpha`` is used as the paper's text has it. The head's own refresh, its solution in
+closed form on scaled states and the channels that stay are choices of this package.
 """
 
 from __future__ import annotations
@@ -56,6 +56,8 @@ CONTRIBUTION = f"tokens:{COLUMN}"
 """The same as ``requires`` has it."""
 TARGET = "contribution_target"
 """Column for the head: the game's outcome at the last token of each turn in the sum, else NaN."""
+GAME = "contribution_game"
+"""Column for the head: number of the token's game."""
 ESTIMATORS = ("gae", "turn_ppo")
 
 
@@ -123,6 +125,7 @@ class SpaRl(Stateless):
         columns: dict[str, FloatArray] = {}
         if self.settings.refresh or self._warms_up(table):
             columns[TARGET] = self._targets(table)
+            columns[GAME] = np.repeat(table.traj, table.n_tokens).astype(np.float64)
         return replace(
             found, columns={**found.columns, **columns}, stats={**found.stats, **self._stats(table)}
         )
