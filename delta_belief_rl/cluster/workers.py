@@ -159,8 +159,9 @@ class ActorWorker(Present):
         return self.actor.probe(token_ids)
 
     def dump(self) -> bytes:
-        """The state for a checkpoint."""
-        return dump_state(self.actor.state())
+        """The state for a checkpoint, of rank 0; the others only help to gather it."""
+        state = self.actor.state()
+        return dump_state(state) if self._rank == 0 else b""
 
     def load(self, data: bytes) -> str:
         """Take over a saved state; returns the checksum of the adapter that is now in place."""

@@ -29,8 +29,8 @@ class Archer:
     grad_clip: float = opt(1.0, "Largest norm of the critics' gradient.", new=True)
     warmup_steps: int = opt(
         0,
-        "Training steps, from the first, in which all advantages are zero and the critics alone "
-        "learn; fewer than trainer.abort.zero_gradients.",
+        "Training steps, from the first, in which the critics alone learn and the policy stays as "
+        "it is.",
         new=True,
     )
     bootstrap_truncated: bool = opt(False, BOOTSTRAP_HELP, new=True)

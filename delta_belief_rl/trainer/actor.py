@@ -312,8 +312,10 @@ class PolicyActor:
             metrics |= critic.backward(packed, batch)
             if batch is not None:
                 self._meter.add_flops(update_flops(self._size, batch.lengths(), 0))
-        for learner in self.learners.values():
+        for told, learner in zip(self.settings.learners, self.learners.values(), strict=True):
             metrics |= learner.backward(packed, batch)
+            if told.adapter and batch is not None:
+                self._meter.add_flops(update_flops(self._size, batch.lengths(), 0))
         return metrics
 
     def _loss(

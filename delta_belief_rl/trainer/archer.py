@@ -258,6 +258,8 @@ class ArcherCritics:
     def backward(self, packed: PackedInput, batch: TrainBatch | None) -> Metrics:
         """Read the games and note their transitions."""
         hidden = self._read(packed)
+        # Ranks exchange rows as bytes, so one without any has to know their number format, too.
+        self._new.append(nothing(self._hidden, hidden.dtype))
         if batch is not None:
             index, numbers = transitions_of(batch)
             rows = self._rows(hidden, index.ravel()).reshape(len(index), 3, self._hidden).cpu()
@@ -270,7 +272,7 @@ class ArcherCritics:
 
     def finish(self, training_step: int) -> dict[str, tuple[float, float]]:
         """Learn from the transitions of all ranks; those of further passes are the same ones."""
-        own = joined([nothing(self._hidden), *self._new]).ordered()
+        own = joined(self._new or [nothing(self._hidden)]).ordered()
         self._new = []
         new = of_all_ranks(own, self.device, self.world_size).ordered()
         return self.teacher.learn(new, training_step)

@@ -48,8 +48,7 @@ from delta_belief_rl.types import FloatArray, IntArray, TrainBatch, UserError
 NAME = "contributions"
 SOURCES = ("base", "policy")
 WITHOUT_BASE = (
-    "algorithm.spa_rl.source=base needs LoRA adapters: set actor_rollout_ref.model.lora_rank, or "
-    "algorithm.spa_rl.source=policy."
+    "algorithm.spa_rl.source=base needs LoRA adapters: set actor_rollout_ref.model.lora_rank."
 )
 
 

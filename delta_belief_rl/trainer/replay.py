@@ -56,15 +56,16 @@ class Transitions:
         return self.at(torch.from_numpy(order[new]))
 
 
-def nothing(hidden: int) -> Transitions:
-    """No transition."""
+def nothing(hidden: int, dtype: torch.dtype = torch.float32) -> Transitions:
+    """No transition, in a number format."""
     empty = torch.zeros(0, dtype=torch.float64)
-    return Transitions(torch.zeros(0, 3, hidden), empty, empty, empty.reshape(0, 2))
+    return Transitions(torch.zeros(0, 3, hidden, dtype=dtype), empty, empty, empty.reshape(0, 2))
 
 
 def joined(parts: Sequence[Transitions]) -> Transitions:
-    """One after the other, in the number format of the last."""
-    dtype = parts[-1].features.dtype
+    """One after the other, in the number format of the last one that holds any."""
+    held = [part for part in parts if len(part)] or parts
+    dtype = held[-1].features.dtype
     return Transitions(
         torch.cat([part.features.to(dtype) for part in parts]),
         torch.cat([part.rewards for part in parts]),

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import training_fakes as fakes
 
-from delta_belief_rl.cluster.groups import merge_pairs
-from delta_belief_rl.trainer.actor import PolicyActor, parse_state
+from delta_belief_rl.cluster.groups import merge_pairs, rank_steps
+from delta_belief_rl.trainer.actor import PolicyActor, dump_state, parse_state
 from delta_belief_rl.trainer.packing import deal
 from tests.ranks import RANKS, Job, assert_close, resumed, run_ranks, scenes
 from tests.runs import assert_same_state
@@ -36,6 +36,14 @@ def play(rank: int, job: Job, folder: Path) -> Job:
     out = scenes(actor_of(folder, rank, RANKS), job, REQUESTS)
     out["resumed"] = resumed(actor_of(folder, rank, RANKS), job["state"], job)
     return out
+
+
+def play_one(rank: int, job: Job, folder: Path) -> Job:
+    """What a spawned rank does where one of them never gets a game."""
+    settings = archer_fakes.settings_of(folder / "model", score_tokens=60, dtype="bfloat16")
+    actor = PolicyActor(settings, rank, RANKS)
+    metrics = actor.update(rank_steps(job["batch"], job["plan"], rank), training_step=1)
+    return {"metrics": metrics, "state": dump_state(actor.state())}
 
 
 @pytest.fixture(scope="module")
@@ -121,3 +129,14 @@ def test_R11_critics_of_one_rank_continue_on_two_and_back(
     held, after = resumed(actor_of(folder), saved, alone["one"])
     assert_same_state(learnt(held), learnt(saved))
     assert_close(learnt(after), want, TOLERANCE)
+
+
+def test_A19_a_rank_without_any_game_learns_what_the_other_read_in_bfloat16(
+    folder: Path, alone: Job
+) -> None:
+    batch = alone["one"]["batch"].select(np.array([0]))
+    plan = fakes.one_step(batch, ranks=RANKS, max_tokens=40)
+    assert [len(micro.games) for rank in plan.steps[0].ranks for micro in rank] == [1, 0]
+    found = run_ranks(play_one, {"batch": batch, "plan": plan}, folder)
+    assert merge_pairs([rank["metrics"] for rank in found])["archer/transitions"] == 3
+    assert_same_state(*(learnt(rank["state"]) for rank in found))

@@ -12,11 +12,10 @@ mode                        loss of the whole batch
 ``turn-mean``               sum over turns of the turn's token mean / ``turns``
 ``seq-mean-token-sum``      sum over tokens / ``rows``
 ``seq-mean-token-mean``     sum over rows of the row's token mean / ``rows``
-``seq-mean-token-sum-norm`` sum over tokens / (``rows`` * ``length``)     (Dr.GRPO, arXiv
-2503.20783) ==========================
-=====================================================================
+``seq-mean-token-sum-norm`` sum over tokens / (``rows`` * ``length``)
+==========================  =====================================================================
 
-The names on the right are *global* counts of the whole optimizer step, counted before it is cut
+The last mode is that of Dr.GRPO (arXiv 2503.20783). The names on the right are *global* counts of the whole optimizer step, counted before it is cut
 into micro-batches and ranks, so the sum of the parts is the loss of the whole. ``rows`` and
 ``turns`` count only those with a token. ``length`` is a constant, the token budget of a game.
 """
