@@ -134,14 +134,14 @@ TRANSFORMS: dict[str, tuple[Callable[..., Credit], type[Any]]] = {
 }
 """The same of methods that change the advantages of another one."""
 
-SCORERS: dict[str, Callable[[], Scorer]] = {
+SCORERS: dict[str, Callable[..., Scorer]] = {
     "hindsight": HindsightScorer,
     "outcome": OutcomeScorer,
     "reference": ReferenceScorer,
     "retry": RetryScorer,
     "rubric": RubricScorer,
 }
-"""Name of a view to what tells its hints."""
+"""Name of a view to what tells its hints, made of ``HintSettings``."""
 
 
 def nearest(name: str, known: Mapping[str, object] | list[str]) -> str:

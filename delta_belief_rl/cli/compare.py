@@ -8,10 +8,10 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from delta_belief_rl.cli.compare_cells import Crew, Record, read_record
+from delta_belief_rl.cli.compare_cells import Cell, Crew, Record, read_record
 from delta_belief_rl.cli.compare_plan import (
     Study,
     dry_run,
@@ -23,7 +23,7 @@ from delta_belief_rl.cli.compare_plan import (
 from delta_belief_rl.cli.verb import Result, Verb
 from delta_belief_rl.eval.compare import compare
 from delta_belief_rl.eval.compare_plot import comparison_plot
-from delta_belief_rl.eval.compare_results import CellResult, read_cell
+from delta_belief_rl.eval.compare_results import CellResult, kept_cell
 from delta_belief_rl.eval.compare_text import Report, to_csv, to_json, to_markdown, to_text
 from delta_belief_rl.types import UserError
 
@@ -76,7 +76,13 @@ def _run(args: argparse.Namespace) -> Result:
         return dry_run(study, len(slots))
     program = [sys.executable, str(train_program(args.train))]
     with _alone(args.out):
-        crew = Crew(program, slots, 3600 * args.limit_hours, _say)
+
+        def keep(cell: Cell) -> None:
+            # Reading all at the end takes long. What cannot be read is told there.
+            with suppress(UserError):
+                kept_cell(cell.folder, study.budget, cell.result)
+
+        crew = Crew(program, slots, 3600 * args.limit_hours, _say, done=keep)
         told = crew.run(study.cells)
         records = {(cell.method, cell.seed): read_record(cell) for cell in study.cells}
         report = make_report(study, records)
@@ -97,7 +103,7 @@ def make_report(study: Study, records: Mapping[tuple[str, int], Record]) -> Repo
         if not records[cell.method, cell.seed].done:
             continue
         try:
-            results[cell.method][cell.seed] = read_cell(cell.folder, study.budget)
+            results[cell.method][cell.seed] = kept_cell(cell.folder, study.budget, cell.result)
         except UserError as error:
             failures[cell.method, cell.seed] = str(error)
     return Report(

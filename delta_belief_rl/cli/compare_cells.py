@@ -34,6 +34,8 @@ GRACE_SECONDS = 60.0
 """For a run that is asked to end, which saves its step before."""
 LEFTOVER_SECONDS = 10.0
 """For what a run has left behind."""
+LAST_SECONDS = 1.0
+"""For the same where all runs are to end and their time is up."""
 TAIL_BYTES = 8192
 LONGEST_DETAIL = 300
 
@@ -68,6 +70,11 @@ class Cell:
         return self.folder.with_name(f"{self.folder.name}.json")
 
     @property
+    def result(self) -> Path:
+        """What the run brought, once it is done and was read."""
+        return self.folder.with_name(f"{self.folder.name}.result.json")
+
+    @property
     def name(self) -> str:
         """For people."""
         return f"{self.method} with seed {self.seed}"
@@ -82,7 +89,7 @@ class Record:
         status: Exit status of its last start, or minus the signal; None while it runs and where
             it was cut.
         cause: Why it failed, in a sentence; empty where it did not.
-        seconds: Of all starts that ended.
+        seconds: Of all starts, those that were cut included.
         plugins: As of ``Cell``, at its first start.
     """
 
@@ -191,6 +198,7 @@ class Crew:
         limit_seconds: float,
         say: Callable[[str], None],
         grace: float = GRACE_SECONDS,
+        done: Callable[[Cell], None] = lambda cell: None,
     ) -> None:
         """Prepare.
 
@@ -200,9 +208,10 @@ class Crew:
             limit_seconds: Longest that one start may take.
             say: Tells a person what happens.
             grace: Seconds for a run to end when it is asked to.
+            done: Called with each run that came to its end, while the others go on.
         """
         self._program, self._limit, self._say = list(program), limit_seconds, say
-        self._grace = grace
+        self._grace, self._done = grace, done
         self._free: list[Slot] = list(slots)
         self._running: list[_Running] = []
 
@@ -278,6 +287,8 @@ class Crew:
         self._running.remove(one)
         self._free.append(one.slot)
         self._say(f"{one.cell.name}: {cause or f'done after {seconds:.0f} s'}")
+        if record.done:
+            self._done(one.cell)
 
     def _cause(self, one: _Running, status: int, *, late: bool) -> str:
         if late:
@@ -289,15 +300,29 @@ class Crew:
         return f"{kind}: {said} ({one.cell.log})"
 
     def _end_all(self, signals: Signals) -> None:
-        """Ask all runs at once, then wait for each; their records stay open."""
+        """Ask all runs at once and wait for all together; their records stay open."""
         if signals.told is not None and self._running:
             self._say(f"{signals.told.name}: {len(self._running)} runs are asked to end")
+        deadline = time.monotonic() + self._grace
         send([one.session.pid for one in self._running], signal.SIGTERM)
-        for one in list(self._running):
-            one.session.end(self._grace)
-            if collect(one.session.pid) == 0:
-                write_record(one.cell, replace(one.record, status=0))
-            self._running.remove(one)
+        while left := [one for one in self._running if not has_ended(one.session.pid)]:
+            if time.monotonic() >= deadline:
+                for one in left:
+                    family = one.session.kin.family(one.session.pid)
+                    send([one.session.pid, *family], signal.SIGKILL)
+                break
+            signals.wait(POLL_SECONDS)
+        ended: list[tuple[_Running, int, float]] = []
+        for one in self._running:
+            most = min(LEFTOVER_SECONDS, deadline - time.monotonic())
+            one.session.end(max(most, LAST_SECONDS))
+            ended.append((one, collect(one.session.pid), time.monotonic() - one.began))
+        self._running.clear()
+        # Not before all have ended: the disk may not take a record.
+        for one, status, seconds in ended:
+            spent = round(one.record.seconds + seconds, 3)
+            record = replace(one.record, status=0 if status == 0 else None, seconds=spent)
+            write_record(one.cell, record)
 
 
 @contextmanager

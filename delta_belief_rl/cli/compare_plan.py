@@ -115,8 +115,9 @@ def make_study(
             out / "runs" / method / f"seed{seed}",
             files[method],
         )
-        for seed in seeds
+        # Seeds of a method behind each other: what is cut short has whole methods.
         for method in methods
+        for seed in seeds
     )
     for cell in cells:
         read_record(cell)

@@ -70,7 +70,7 @@ from delta_belief_rl.trainer.hints import hinter
 from delta_belief_rl.trainer.judge_settings import api_settings, judge_mode
 from delta_belief_rl.trainer.loop import train
 from delta_belief_rl.trainer.own_failures import guarded
-from delta_belief_rl.trainer.policy_kinds import check_kind, score_columns
+from delta_belief_rl.trainer.policy_kinds import check_kind, least_turn_tokens, score_columns
 from delta_belief_rl.trainer.preflight import check_owner, check_tokenizer, check_weights
 from delta_belief_rl.trainer.resume import RunStart, open_run
 from delta_belief_rl.trainer.rubric_settings import (
@@ -258,7 +258,7 @@ def _check_model(cfg: RunConfig, tasks: TaskSets) -> ChatFormat:
         load_tokenizer(source), template_options(cfg), cfg.actor_rollout_ref.actor.thinking_history
     )
     if not is_api_policy(cfg):
-        check_kind(cfg, chat.eot_id)
+        check_kind(cfg, chat, (*tasks.train, *tasks.val, *tasks.test))
     elicit = elicitor(chat, template_of(cfg.multi_turn.env), agg=cfg.multi_turn.logprob_reward.agg)
     believes = belief_models(cfg) or cfg.multi_turn.logprob_sampling.enabled
     guesses = cfg.multi_turn.env == "twenty_questions" and not is_api_policy(cfg)
@@ -433,6 +433,7 @@ def _services(
                 max_turns=max_turns,
                 max_turn_tokens=cfg.data.max_response_length,
                 max_episode_tokens=cfg.data.max_prompt_length,
+                least_turn_tokens=least_turn_tokens(cfg),
             ),
             max_games=max_games(cfg, plan),
             run_seed=cfg.seed,

@@ -164,12 +164,30 @@ def _check_outcome(outcome: object) -> None:
     _require(bool(result.reply), "'Outcome.reply' must not be empty: the agent reads it")
     for name in ("done", "strict_win", "compatible_win", "is_guess", "is_list"):
         _require(isinstance(getattr(result, name), bool), f"'Outcome.{name}' must be a bool")
+    _require(isinstance(cast(object, result.action_key), str), "'Outcome.action_key' must be text")
+    notes = cast(object, result.diagnostics)
+    texts = isinstance(notes, tuple) and all(
+        isinstance(one, str) for one in cast("tuple[object, ...]", notes)
+    )
+    _require(texts, "'Outcome.diagnostics' must be a tuple of texts")
+    _check_score(result)
     won = result.verdict is Verdict.WIN
     _require(result.done or not won, "a win must end the game")
     _require(
         result.verdict is not Verdict.ERROR or not (result.strict_win or result.compatible_win),
         "an error of the judge must not be a win",
     )
+
+
+def _check_score(result: Outcome) -> None:
+    """A grade is a number in [0, 1] of a game that is over: the last one is paid as its outcome."""
+    score = cast(object, result.score)
+    if score is None:
+        return
+    number = isinstance(score, float | int) and not isinstance(score, bool)
+    _require(number, "'Outcome.score' must be None or a number")
+    _require(0.0 <= cast(float, score) <= 1.0, f"'Outcome.score' must lie in [0, 1] and is {score}")
+    _require(result.done, "'Outcome.score' must be None until the game is over")
 
 
 def _check_judge_failure(env: Env, actions: Sequence[str]) -> None:

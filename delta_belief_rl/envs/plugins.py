@@ -11,7 +11,7 @@ import re
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
@@ -191,7 +191,8 @@ def _checked(env: str, split: str, task: object) -> Task:
         )
     if not task.id or not task.source:
         raise UserError(f"{env} makes a {split} task without id or source: give it both.")
-    return task
+    # A task that says nothing of its split would be one of training.
+    return replace(task, split=split)
 
 
 @cache

@@ -10,9 +10,12 @@ game that it trains on, where those that games share are played once.
 
 from __future__ import annotations
 
+import json
 import math
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +125,53 @@ class CellResult:
             x.append(float(budget.total))
             rates = np.vstack([rates, rates[-1:]])
         return curve_mean(x, rates.T)
+
+
+def kept_cell(run_dir: Path, budget: Budget, place: Path) -> CellResult:
+    """:func:`read_cell`, kept in a small file for the next time.
+
+    The file is used while the budget and the run's own files are those that it was made of.
+
+    Args:
+        place: The file.
+
+    Raises:
+        UserError: As of :func:`read_cell`.
+    """
+    made_of = {"budget": asdict(budget), "files": _stamps(run_dir)}
+    # Where there is none, or one that was cut, it is made anew.
+    with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
+        kept = json.loads(place.read_bytes())
+        if kept["of"] == made_of:
+            return _rebuilt(kept["result"])
+    result = read_cell(run_dir, budget)
+    beside = place.with_name(f".{place.name}.{os.getpid()}")
+    body = json.dumps({"of": made_of, "result": asdict(result)}, separators=(",", ":"))
+    # A disk that does not take it costs time at the next reading, and no result.
+    with suppress(OSError):
+        beside.write_text(body + "\n", encoding="utf-8")
+        os.replace(beside, place)
+    return result
+
+
+def _stamps(run_dir: Path) -> dict[str, list[int]]:
+    """Size and time of each file that a result is read from."""
+    paths = [run_dir / "metrics.jsonl", *(run_dir / "validation").glob("*.jsonl")]
+    found = {path.name: path.stat() for path in paths if path.exists()}
+    return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in sorted(found.items())}
+
+
+def _rebuilt(fields: Mapping[str, Any]) -> CellResult:
+    evaluations = tuple(
+        Evaluation(
+            **{
+                **one,
+                "counts": {task: (wins, games) for task, (wins, games) in one["counts"].items()},
+            }
+        )
+        for one in fields["evaluations"]
+    )
+    return CellResult(**{**fields, "evaluations": evaluations})
 
 
 def read_cell(run_dir: Path, budget: Budget) -> CellResult:

@@ -69,6 +69,7 @@ class GameSettings:
         max_episode_tokens: Most tokens of the stream at the end of an action; prompt, replies and
             sampled tokens all count. A turn that has no room left ends the game with
             ``CONTEXT_FULL``.
+        least_turn_tokens: Room that a turn must have.
         max_judge_errors: The game ends with ``JUDGE_FAILED`` at so many judge errors.
         sampling: Settings of the engine; ``max_tokens`` is replaced by what the two limits leave,
             and the chat's end-of-turn token is added to the stop tokens.
@@ -78,6 +79,7 @@ class GameSettings:
     max_turns: int
     max_turn_tokens: int
     max_episode_tokens: int
+    least_turn_tokens: int = 1
     max_judge_errors: int = 3
     sampling: SamplingParams = field(default_factory=SamplingParams)
     clock: Callable[[], float] = time.perf_counter
@@ -276,7 +278,7 @@ async def _play(
     settings, env = parts.settings, parts.env
     for index in range(len(stream.turns), settings.max_turns):
         budget = turn_budget(settings, len(stream.ids))
-        if budget <= 0:
+        if budget < settings.least_turn_tokens:
             return StopReason.CONTEXT_FULL
         state_key, progress, before = _state_key(env), _progress(env), _uncertainty(env)
         if witness is not None:

@@ -11,16 +11,18 @@ One rank only: a denoiser is not sharded.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from delta_belief_rl.algo.losses.aggregate import Metrics, merge_metrics
 from delta_belief_rl.belief.branched import ScoreRequest
 from delta_belief_rl.models.adapters import state_checksum
 from delta_belief_rl.models.denoiser import (
+    DenoiserConfig,
     denoiser_state,
     load_denoiser,
     load_denoiser_state,
@@ -45,7 +47,7 @@ from delta_belief_rl.trainer.optimizer import (
 from delta_belief_rl.trainer.policy_terms import Scored, loss_terms
 from delta_belief_rl.trainer.scoring import GameScore
 from delta_belief_rl.trainer.usage import UPDATE, RankUsage, UsageMeter
-from delta_belief_rl.types import FloatArray, IntArray, TrainBatch, UserError
+from delta_belief_rl.types import BoolArray, FloatArray, IntArray, TrainBatch, UserError
 
 COLUMNS = ("tokens:gain", "tokens:commit_entropy", "tokens:commit_step", "tokens:category")
 """Columns of the turn table that a denoiser's score pass fills."""
@@ -182,33 +184,76 @@ class DenoiserActor:
         return metrics
 
     def _trained(self, batch: TrainBatch) -> IntArray:
-        """Positions of the tokens that the loss depends on.
+        """Positions of the tokens that the loss sees: whole games, because it counts in units.
 
-        A token without an advantage has no policy loss; where nothing else is trained, the forward
-        of its step is saved.
+        A game without any advantage has no policy loss; where nothing else is trained, its
+        forwards are saved.
         """
         used = (batch.turn_ids >= 0) & (batch.weight != 0)
-        if not self.settings.entropy_coeff:
-            used &= batch.advantages != 0
+        game = np.repeat(np.arange(batch.num_games), batch.lengths())
+        used &= np.isin(game, game[used & self._learns(batch)])
         return np.flatnonzero(used).astype(np.int64)
 
+    def _learns(self, batch: TrainBatch) -> BoolArray:
+        """Tokens whose own log-prob or entropy has a gradient, ``[T]``."""
+        return (batch.advantages != 0) | bool(self.settings.entropy_coeff)
+
     def _scores(self, batch: TrainBatch, index: IntArray) -> TokenScores:
-        """Log-probs and entropies of some tokens at their own steps, with gradient, ``[n]``."""
-        config = self.model.config
+        """Log-probs and entropies of some tokens at their own steps, ``[n]``.
+
+        Every step is a row of a forward, so a micro-batch is far more than its tokens: rows are
+        asked in parts of about as many tokens as it has, and only one part is kept for the
+        backward pass at a time. A row in which no token learns has no gradient.
+        """
         traces, places = batch_traces(batch)
         asked = [places[position] for position in index.tolist()]
-        rows = sorted({(number, traces[number].order[place]) for number, place in asked})
+        learns = self._learns(batch)[index]
+        size = rows_at_once(batch, traces, self.model.config)
+        parts = step_parts(traces, asked, learns, size)
+        found: list[Tensor] = []
+        for tokens in parts:
+            some = [asked[token] for token in tokens]
+            if not learns[tokens].any():
+                with torch.no_grad():
+                    found.append(self._said(traces, some, 2.0))
+            elif len(parts) == 1:
+                found.append(self._said(traces, some, 6.0))
+            else:
+                found.append(self._said_again(traces, some))
+        order = np.argsort(np.concatenate(parts)).tolist()
+        logp, entropy = torch.cat(found, dim=1)[:, self._ids(order)]
+        return TokenScores(logp=logp, entropy=entropy)
+
+    def _said_again(self, traces: Sequence[Trace], asked: Sequence[tuple[int, int]]) -> Tensor:
+        """As ``_said``, asked a second time when its gradient is wanted."""
+        costs = iter((6.0, 0.0))  # the second time is not counted
+
+        def said() -> Tensor:
+            return self._said(traces, asked, next(costs))
+
+        return cast(Tensor, checkpoint(said, use_reentrant=False, preserve_rng_state=False))
+
+    def _said(
+        self, traces: Sequence[Trace], asked: Sequence[tuple[int, int]], cost: float
+    ) -> Tensor:
+        """Log-probs and entropies of some tokens in one forward, ``[2, n]``.
+
+        Args:
+            traces: The answers.
+            asked: Answer and place of each token.
+            cost: Operations of a weight and token.
+        """
+        steps = [(number, traces[number].order[place]) for number, place in asked]
+        rows = sorted(set(steps))
         row_of = {row: at for at, row in enumerate(rows)}
-        states = states_before(traces, rows, config, self.device)
+        states = states_before(traces, rows, self.model.config, self.device)
         logits = block_logits(self.model, states) / self.settings.temperature
-        self._meter.add_flops(6.0 * self._size * states.ids.numel())
-        at = [row_of[number, traces[number].order[place]] for number, place in asked]
-        chosen = logits[self._ids(at), self._ids([place for _, place in asked])].log_softmax(-1)
+        self._meter.add_flops(cost * self._size * states.ids.numel())
+        at, where = [row_of[step] for step in steps], [place for _, place in asked]
+        chosen = logits[self._ids(at), self._ids(where)].log_softmax(-1)
         tokens = self._ids([traces[number].tokens[place] for number, place in asked])
-        return TokenScores(
-            logp=chosen.gather(-1, tokens[:, None])[:, 0],
-            entropy=-(chosen.exp() * chosen).sum(-1),
-        )
+        logp = chosen.gather(-1, tokens[:, None])[:, 0]
+        return torch.stack([logp, -(chosen.exp() * chosen).sum(-1)])
 
     def _ids(self, values: Sequence[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.device)
@@ -244,6 +289,37 @@ class DenoiserActor:
 
     def barrier(self) -> None:
         """There is no other rank."""
+
+
+def rows_at_once(batch: TrainBatch, traces: Sequence[Trace], config: DenoiserConfig) -> int:
+    """Rows of one forward that have no more tokens than the batch, which keeps to a budget."""
+    longest = max(len(trace.prompt) for trace in traces) + config.answer_length
+    return max(1, len(batch.token_ids) // longest)
+
+
+def step_parts(
+    traces: Sequence[Trace], asked: Sequence[tuple[int, int]], learns: BoolArray, size: int
+) -> list[IntArray]:
+    """Numbers of the tokens of each forward.
+
+    Tokens of one step are in one part, and parts in which some token learns have no other steps.
+
+    Args:
+        traces: The answers.
+        asked: Answer and place of each token.
+        learns: ``[n]``.
+        size: Most steps of a part.
+    """
+    steps: dict[tuple[int, int], list[int]] = {}
+    for token, (number, place) in enumerate(asked):
+        steps.setdefault((number, traces[number].order[place]), []).append(token)
+    lively = [tokens for _, tokens in sorted(steps.items()) if learns[tokens].any()]
+    silent = [tokens for _, tokens in sorted(steps.items()) if not learns[tokens].any()]
+    return [
+        np.concatenate([np.array(tokens, dtype=np.int64) for tokens in some[first : first + size]])
+        for some in (lively, silent)
+        for first in range(0, len(some), size)
+    ]
 
 
 def batch_traces(batch: TrainBatch) -> tuple[list[Trace], dict[int, tuple[int, int]]]:

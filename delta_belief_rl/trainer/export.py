@@ -24,6 +24,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 
 from delta_belief_rl.config.compose import from_yaml
 from delta_belief_rl.config.paths import find_model
+from delta_belief_rl.config.rules_denoiser import DENOISER
 from delta_belief_rl.models.adapters import AdapterArrays, load_adapter_state, use_adapter
 from delta_belief_rl.models.loading import load_causal_lm, stored_dtype
 from delta_belief_rl.models.packaged import materialise
@@ -195,6 +196,12 @@ def _read(settings: ExportSettings) -> _Policy:
         state = parse_state(saved.read(ACTOR_FILE))
     cfg = from_yaml(saved.meta["config"])
     lora, model = adapter_settings(cfg), cfg.actor_rollout_ref.model
+    if cfg.actor_rollout_ref.rollout.name == DENOISER:
+        raise UserError(
+            f"{settings.checkpoint} holds a masked denoiser, and only adapters of causal models "
+            "are exported: go on from it with trainer.resume_mode=resume_path and "
+            "trainer.resume_from_path."
+        )
     if not lora.rank:
         raise UserError(
             f"{settings.checkpoint} was trained without LoRA, and only adapters are exported: "

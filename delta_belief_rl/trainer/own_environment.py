@@ -19,7 +19,8 @@ def environment_metrics(cfg: RunConfig, games: Sequence[Trajectory]) -> dict[str
     """What the environment reports of the games of a validation; empty where it reports nothing.
 
     Raises:
-        PluginFailed: It failed, or gave something else than numbers by name.
+        PluginFailed: It failed, or gave something else than numbers by name, or a name with "@",
+            which is for counts of games.
     """
     plugin, env = find_plugin(cfg), cfg.multi_turn.env
     if plugin is None or plugin.report is None:
@@ -27,6 +28,12 @@ def environment_metrics(cfg: RunConfig, games: Sequence[Trajectory]) -> dict[str
     with blamed(_whose(cfg), "report"):
         found = plugin.report(games, env_options(cfg, cfg.multi_turn.max_turns.val))
         numbers = {f"val-aux/{env}/{name}": float(value) for name, value in found.items()}
+    for name in found:
+        if "@" in str(name):
+            raise PluginFailed(
+                f"{_whose(cfg)} reports {name!r}: '@' in a name says over how many games a number "
+                "is, so choose another one."
+            )
     return {name: value for name, value in numbers.items() if math.isfinite(value)}
 
 

@@ -7,10 +7,13 @@ credit behind such calls.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import ClassVar, cast
+
+import numpy as np
 
 from delta_belief_rl.algo.base import Advantage, Credit, Grain
 from delta_belief_rl.algo.chain import CreditChain
@@ -83,27 +86,49 @@ class Guarded:
         return self.method.needs_group
 
     def apply(self, table: TurnTable, previous: Advantage | None = None) -> Advantage:
-        """What the method makes of the table.
+        """What the method makes of the table; ``rewards`` are those of ``paid`` where it has none.
 
         Raises:
             PluginFailed: It raised an exception, or returned something else.
         """
         with blamed(self.whose, "apply"):
             made = self.method.apply(table, previous)
-        wrong = _what_is_wrong(made, table.num_rows)
+            wrong = _what_is_wrong(made, table)
         if wrong:
             raise PluginFailed(f"{self.whose} returned {wrong} from apply.")
-        return made
+        if made.rewards.shape == (table.num_rows,):
+            return made
+        return replace(made, rewards=self.paid(table))
 
     def paid(self, table: TurnTable) -> FloatArray:
-        """The rewards that the method uses."""
+        """The rewards that the method uses.
+
+        Raises:
+            PluginFailed: It raised an exception, or returned something else.
+        """
         with blamed(self.whose, "paid"):
-            return self.method.paid(table)
+            found = np.asarray(self.method.paid(table), dtype=np.float64)
+        if found.shape != (table.num_rows,) or not np.isfinite(found).all():
+            raise PluginFailed(
+                f"{self.whose} returned from paid no finite number for each of {table.num_rows} "
+                "turns."
+            )
+        return found
 
     def state_dict(self) -> dict[str, object]:
-        """What the method keeps between steps."""
+        """What the method keeps between steps.
+
+        Raises:
+            PluginFailed: It raised an exception, or returned what a checkpoint cannot hold.
+        """
         with blamed(self.whose, "state_dict"):
-            return self.method.state_dict()
+            state: object = self.method.state_dict()
+            json.dumps(state)
+        if not isinstance(state, dict):
+            raise PluginFailed(
+                f"{self.whose} returned {type(state).__name__} and no dict from state_dict."
+            )
+        return cast("dict[str, object]", state)
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Give it back to the method."""
@@ -111,12 +136,29 @@ class Guarded:
             self.method.load_state_dict(state)
 
 
-def _what_is_wrong(made: object, rows: int) -> str:
+def _what_is_wrong(made: object, table: TurnTable) -> str:
     """Why a result cannot be trained on; empty where it can."""
     if not isinstance(made, Advantage):
         return f"{type(made).__name__} and no Advantage"
-    for field in ("turns", "weight"):
-        shape = getattr(cast("object", getattr(made, field)), "shape", None)
-        if shape != (rows,):
-            return f"an Advantage whose {field} have the shape {shape} and not ({rows},)"
+    rows, tokens = (table.num_rows,), (int(table.n_tokens.sum()),)
+    of_turns = {"turns": made.turns, "weight": made.weight, "distil": made.distil}
+    # No rewards at all are those of paid().
+    of_turns["rewards"] = made.rewards if np.shape(made.rewards) != (0,) else None
+    of_tokens = {"tokens": made.tokens, "targets": made.targets, **made.columns}
+    for needed, arrays in ((rows, of_turns), (tokens, of_tokens)):
+        for name, array in arrays.items():
+            shape = getattr(cast("object", array), "shape", None)
+            absent = array is None and name not in ("turns", "weight")
+            if shape != needed and not absent:
+                return f"an Advantage whose {name} have the shape {shape} and not {needed}"
+    used = made.weight > 0
+    read = {"turns": made.turns[used], "rewards": of_turns["rewards"]}
+    read |= {"weight": made.weight, "distil": made.distil}
+    if made.tokens is not None:
+        read["tokens"] = made.tokens[np.repeat(used, table.n_tokens)]
+    for name, array in read.items():
+        if array is not None and not np.isfinite(array).all():
+            return f"an Advantage whose {name} are not all finite"
+        if name in ("weight", "distil") and array is not None and (array < 0).any():
+            return f"an Advantage whose {name} are not all at least 0"
     return ""

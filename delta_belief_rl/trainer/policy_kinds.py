@@ -7,16 +7,19 @@ are made here.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
 from delta_belief_rl.config.schema import RunConfig
 from delta_belief_rl.engines.denoiser_engine import DenoiserEngine
 from delta_belief_rl.engines.hf_engine import HFEngine
-from delta_belief_rl.models.denoiser import is_denoiser, load_denoiser, read_config
+from delta_belief_rl.models.denoiser import DenoiserConfig, is_denoiser, load_denoiser, read_config
+from delta_belief_rl.rollout.game import Chat
 from delta_belief_rl.trainer.actor import ActorSettings, PolicyActor
 from delta_belief_rl.trainer.denoiser_actor import COLUMNS, DenoiserActor
 from delta_belief_rl.trainer.policy_engine import EngineSettings, hf_engine
-from delta_belief_rl.types import UserError
+from delta_belief_rl.types import Task, UserError
 
 DENOISER = "denoiser"
 """``actor_rollout_ref.rollout.name`` of a masked denoiser."""
@@ -49,12 +52,13 @@ def build_engine(settings: EngineSettings) -> HFEngine | DenoiserEngine:
     return DenoiserEngine(model, max_rows=rows, per_step=settings.per_step)
 
 
-def check_kind(cfg: RunConfig, eot_id: int) -> None:
-    """Refuse an engine, or a length of answers, that is not the model's.
+def check_kind(cfg: RunConfig, chat: Chat, tasks: Iterable[Task] = ()) -> None:
+    """Refuse an engine, or lengths of answers and games, that are not the model's.
 
     Args:
         cfg: The configuration, with whole paths.
-        eot_id: Token that ends a turn of the chat.
+        chat: Of the model's tokenizer.
+        tasks: Whose first answer a denoiser must have room for.
 
     Raises:
         UserError: They do not go together.
@@ -75,11 +79,37 @@ def check_kind(cfg: RunConfig, eot_id: int) -> None:
             f"denoiser {path!r} have {config.answer_length} places: set "
             f"data.max_response_length={config.answer_length}."
         )
-    if config.end_token_id != eot_id:
+    if config.end_token_id != chat.eot_id:
         raise UserError(
             f"The denoiser {path!r} ends its answers with token {config.end_token_id}, but its "
-            f"chat template with {eot_id}: make the model again with this tokenizer."
+            f"chat template with {chat.eot_id}: make the model again with this tokenizer."
         )
+    _check_room(cfg, config, chat, tasks)
+
+
+def _check_room(cfg: RunConfig, config: DenoiserConfig, chat: Chat, tasks: Iterable[Task]) -> None:
+    """A game must fit the model, and a whole answer must fit behind every task."""
+    room = cfg.data.max_prompt_length
+    if room > config.max_position_embeddings:
+        raise UserError(
+            f"data.max_prompt_length={room} tokens of a game, but the denoiser "
+            f"{cfg.actor_rollout_ref.model.path!r} has {config.max_position_embeddings} places: "
+            f"set data.max_prompt_length to {config.max_position_embeddings} or less."
+        )
+    for task in tasks:
+        needed = len(chat.open_ids(task.messages)) + config.answer_length
+        if needed > room:
+            raise UserError(
+                f"The task {task.id!r} and an answer take {needed} tokens, more than "
+                f"data.max_prompt_length={room}: raise it, at most to the model's "
+                f"{config.max_position_embeddings} places, or leave such tasks out."
+            )
+
+
+def least_turn_tokens(cfg: RunConfig) -> int:
+    """Room that a turn must have: a denoiser gives whole answers."""
+    whole = cfg.actor_rollout_ref.rollout.name == DENOISER
+    return cfg.data.max_response_length if whole else 1
 
 
 def score_columns(cfg: RunConfig) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from delta_belief_rl.algo.scorers.roles import Roles
 from delta_belief_rl.algo.scorers.rubric import BY_MODEL
-from delta_belief_rl.algo.scorers.rubric_model import bare_write_messages
+from delta_belief_rl.algo.scorers.rubric_model import bare_check_messages, bare_write_messages
 from delta_belief_rl.config.rules_views import BASE_VERIFIER
 from delta_belief_rl.config.schema import RunConfig
 from delta_belief_rl.config.schema_views import Orsd
@@ -24,11 +24,12 @@ from delta_belief_rl.trainer.rubrics import (
     RubricModels,
     Scores,
     ServiceChecker,
+    answer_tokens,
 )
 from delta_belief_rl.types import Message, UserError
 
 TOKENS_OF_A_GAME = 32
-"""Least room in the writer's prompt for each game that it is shown."""
+"""Least room in a prompt for each game that is shown."""
 PROBE_SECONDS = 60.0
 """A service that needs longer for a word is of no use."""
 
@@ -107,7 +108,7 @@ async def close_roles(roles: Roles) -> None:
 
 
 def check_rubrics(cfg: RunConfig, chat: ChatFormat) -> None:
-    """Refuse a run whose writer has no room for the question and some of each game.
+    """Refuse a run whose models have no room for their question and some of each game.
 
     Raises:
         UserError: It has not, or a setting is out of its range.
@@ -118,8 +119,13 @@ def check_rubrics(cfg: RunConfig, chat: ChatFormat) -> None:
     models = rubric_models(cfg)
     if service_model(cfg):
         Endpoint.from_environment()
-    if orsd.writer != BY_MODEL:
-        return
+    if orsd.writer == BY_MODEL:
+        _check_writer(orsd, models, chat)
+    if orsd.verifier == BY_MODEL:
+        _check_verifier(cfg, models, chat)
+
+
+def _check_writer(orsd: Orsd, models: RubricModels, chat: ChatFormat) -> None:
     bare = len(chat.open_ids(bare_write_messages(orsd.bundles, orsd.max_criteria)))
     need = bare + TOKENS_OF_A_GAME * (orsd.num_best + orsd.num_worst)
     if need > models.writer_room:
@@ -130,6 +136,33 @@ def check_rubrics(cfg: RunConfig, chat: ChatFormat) -> None:
             f"{models.room - orsd.writer_tokens}; raise data.max_prompt_length or "
             "algorithm.orsd.prompt_tokens, lower algorithm.orsd.writer_tokens, or set "
             "algorithm.orsd.writer=rules."
+        )
+
+
+def _check_verifier(cfg: RunConfig, models: RubricModels, chat: ChatFormat) -> None:
+    """Bundles of many rules, as they may be written, must be read with some of their game."""
+    orsd = cfg.algorithm.orsd
+    need = len(chat.open_ids(bare_check_messages(orsd.max_criteria))) + TOKENS_OF_A_GAME
+    head = f"algorithm.orsd.verifier=model needs {need} tokens for the prompt of a check"
+    tail = "lower algorithm.orsd.max_criteria, or set algorithm.orsd.verifier=rules."
+    if orsd.writer == BY_MODEL:
+        tail = tail.replace("verifier=rules", "writer=rules and algorithm.orsd.verifier=rules")
+    if need > models.prompt_tokens:
+        raise UserError(
+            f"{head}, and algorithm.orsd.prompt_tokens is {models.prompt_tokens}: set it to "
+            f"{need} or more, {tail}"
+        )
+    # A service has room of its own.
+    answer = 0 if service_model(cfg) else answer_tokens(chat, orsd.max_criteria)
+    missing = need + answer - models.room
+    if answer and missing > 0:
+        rollout, data = cfg.actor_rollout_ref.rollout, cfg.data
+        name, value = "data.max_prompt_length", data.max_prompt_length
+        if rollout.name == "vllm" and rollout.max_model_len:
+            name, value = "actor_rollout_ref.rollout.max_model_len", rollout.max_model_len
+        raise UserError(
+            f"{head} and {answer} for its answer, and a game has {models.room}: set {name} to "
+            f"{value + missing} or more, {tail}"
         )
 
 

@@ -46,6 +46,8 @@ VALUE_TOKENS = 12
 """Most tokens that a service may write for the value of one rule."""
 LEAST_WORDS = 8
 """With fewer words of a game there is nothing to compare."""
+WORDS = ("yes", "no")
+"""What the base reads as the value of every rule."""
 GRACE = 5.0
 """Seconds that requests have to end in once they are called off."""
 
@@ -148,8 +150,7 @@ async def in_time(
     try:
         done, late = await asyncio.wait(tasks, timeout=models.deadline)
         if late and call_off is not None:
-            with suppress(EngineFailure):
-                await call_off()
+            await call_off()
             # An engine that still works on something can neither sleep nor take an adapter.
             await asyncio.wait(late, timeout=models.grace)
     finally:
@@ -180,7 +181,7 @@ class PolicyWriter:
 
         async def call_off() -> None:
             for request in requests:
-                await self.engine.release(request.session)
+                await self._forget(request)
 
         works = [self._text(request) for request in requests]
         texts = iter(await in_time(works, self.models, call_off))
@@ -201,13 +202,26 @@ class PolicyWriter:
     async def _text(self, request: GenRequest) -> str | Failure:
         try:
             completion = await self.engine.generate(request)
-            # At once: others may wait for its place in the engine.
-            await self.engine.release(request.session)
         except EngineFailure as error:
+            await self._forget(request)
             return Failure(FailureKind.ENGINE, str(error))
+        # At once: others may wait for its place in the engine.
+        await self._forget(request)
         if completion.finish is FinishReason.ERROR:
             return Failure(FailureKind.ENGINE, completion.error)
-        return self.chat.decode(completion.token_ids)
+        text = self.chat.decode(completion.token_ids)
+        # The header of some models begins the thought that the text then ends, or does not.
+        return f"<think>{text}" if _opens_thought(self.chat) else text
+
+    async def _forget(self, request: GenRequest) -> None:
+        """An engine that is lost has nothing left to forget, and the others still have."""
+        with suppress(EngineFailure):
+            await self.engine.release(request.session)
+
+
+def _opens_thought(chat: ChatFormat) -> bool:
+    header = chat.after_reply
+    return header.rfind("<think") > header.rfind("</think")
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,35 +249,40 @@ class BaseChecker:
 
     def _answers(self, ask: Ask) -> tuple[_Answer, _Answer] | Failure:
         """The question with an answer of nothing but yes, and with one of nothing but no."""
-        forms = [self._form(ask.values, word) for word in ("yes", "no")]
-        no_thought = self.chat.no_thought_ids
-        longest = max(len(ids) for ids, _ in forms) + len(no_thought)
-        limit = min(self.models.prompt_tokens, self.models.room - longest)
-        prompt = fitted(self.chat, ask, limit)
+        limit = self.models.room - answer_tokens(self.chat, ask.values)
+        prompt = fitted(self.chat, ask, min(self.models.prompt_tokens, limit))
         if isinstance(prompt, Failure):
             return prompt
-        opening = (*prompt.ids, *no_thought)
+        opening = (*prompt.ids, *self.chat.no_thought_ids)
+        forms = (_form(self.chat, ask.values, word) for word in WORDS)
         yes, no = (_Answer.behind(opening, ids, rules, ask.values) for ids, rules in forms)
         return yes, no
 
-    def _form(self, count: int, word: str) -> tuple[tuple[int, ...], list[int | None]]:
-        """An answer that says one word of every rule.
 
-        Returns:
-            Its tokens, and for each the rule whose word it holds a part of; None for all others,
-            such as numbers of rules.
-        """
-        text, spans = self.chat.assistant_prefix, list[tuple[int, int]]()
-        for number in range(1, count + 1):
-            text += f"{number}: "
-            spans.append((len(text), len(text) + len(word)))
-            text += f"{word}\n"
-        ids, offsets = self.chat.encode_with_offsets(text.rstrip("\n"))
-        rules = [
-            next((n for n, (low, high) in enumerate(spans) if a < high and b > low), None)
-            for a, b in offsets
-        ]
-        return ids, rules
+def answer_tokens(chat: ChatFormat, count: int) -> int:
+    """Most tokens of an answer that the base reads, for so many rules."""
+    longest = max(len(_form(chat, count, word)[0]) for word in WORDS)
+    return len(chat.no_thought_ids) + longest
+
+
+def _form(chat: ChatFormat, count: int, word: str) -> tuple[tuple[int, ...], list[int | None]]:
+    """An answer that says one word of every rule.
+
+    Returns:
+        Its tokens, and for each the rule whose word it holds a part of; None for all others, such
+        as numbers of rules.
+    """
+    text, spans = chat.assistant_prefix, list[tuple[int, int]]()
+    for number in range(1, count + 1):
+        text += f"{number}: "
+        spans.append((len(text), len(text) + len(word)))
+        text += f"{word}\n"
+    ids, offsets = chat.encode_with_offsets(text.rstrip("\n"))
+    rules = [
+        next((n for n, (low, high) in enumerate(spans) if a < high and b > low), None)
+        for a, b in offsets
+    ]
+    return ids, rules
 
 
 @dataclass(frozen=True, slots=True)

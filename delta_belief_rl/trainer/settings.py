@@ -14,6 +14,7 @@ from delta_belief_rl.algo.base import VALUES, VIEW, Credit, Scorer, check_group_
 from delta_belief_rl.algo.chain import chain_of, elements_of, reads_of
 from delta_belief_rl.algo.credit.views import AsksViews
 from delta_belief_rl.algo.losses.policy import PolicyLossSettings
+from delta_belief_rl.algo.scorers.hints import HintSettings
 from delta_belief_rl.belief.elicit import NEUTRAL_QUESTION
 from delta_belief_rl.belief.shaping import ShapingOptions
 from delta_belief_rl.config.game_settings import question_tag
@@ -345,7 +346,7 @@ def credit_scorers(cfg: RunConfig, credit: Credit | None = None) -> tuple[Scorer
                     f"The credit method needs the view {view!r}, which nothing in this run makes: "
                     "choose another algorithm.adv_estimator."
                 )
-            found[view] = SCORERS[view]()
+            found[view] = SCORERS[view](HintSettings(cfg.multi_turn.win_rule))
     return tuple(found.values())
 
 

@@ -21,6 +21,7 @@ from delta_belief_rl.models.adapters import state_checksum
 from delta_belief_rl.trainer import checkpoint
 from delta_belief_rl.trainer.actor import dump_state
 from delta_belief_rl.trainer.checkpoint import Content
+from delta_belief_rl.trainer.own_failures import guarded
 from delta_belief_rl.trainer.persist import ACTOR_FILE, CREDIT_FILE
 from delta_belief_rl.trainer.resume import new_run_id, read_run_id
 from delta_belief_rl.trainer.services import RunState
@@ -47,7 +48,7 @@ def write_start(cfg: RunConfig, adapter: Mapping[str, NDArray[np.float32]], step
         return checksum
     files: dict[str, Content] = {
         ACTOR_FILE: dump_state({"version": step, "adapter": dict(adapter)}),
-        CREDIT_FILE: json.dumps(credit_method(cfg).state_dict()).encode(),
+        CREDIT_FILE: json.dumps(guarded(cfg, credit_method(cfg)).state_dict()).encode(),
     }
     meta = {
         "state": asdict(RunState(step=step)),

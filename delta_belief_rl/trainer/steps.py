@@ -17,6 +17,7 @@ from delta_belief_rl.config.schema import RunConfig
 from delta_belief_rl.rollout.store import GameScore as StoredScore
 from delta_belief_rl.trainer.actor import BASE, GameScore
 from delta_belief_rl.trainer.packing import flat_trajectories
+from delta_belief_rl.trainer.rubrics import CHECKED
 from delta_belief_rl.trainer.services import Services
 from delta_belief_rl.trainer.settings import BELIEF_MODELS, belief_models, shaping_options
 from delta_belief_rl.types import FloatArray, Group, IntArray, Trajectory, TurnTable
@@ -133,8 +134,8 @@ def finish_rewards(
 
 
 def views(scores: Sequence[GameScore]) -> dict[str, list[FloatArray]]:
-    """Log-probs under other models, by name and game."""
-    names = scores[0].views if scores else {}
+    """Log-probs under other models, by name and game; checks of rules read no game's tokens."""
+    names = [name for name in (scores[0].views if scores else ()) if name != CHECKED]
     return {name: [score.views[name] for score in scores] for name in names}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from delta_belief_rl.config.paths import find_file
 from delta_belief_rl.config.schema import RunConfig
@@ -71,7 +72,7 @@ def split_tasks(cfg: RunConfig, split: str) -> tuple[Task, ...]:
         return made
     if split == "train":
         return _training_tasks(cfg)
-    return _read(cfg, data.val_files if split == "val" else data.test_files)
+    return _read(cfg, data.val_files if split == "val" else data.test_files, split)
 
 
 def _check_secrets(cfg: RunConfig, name: str, tasks: Sequence[Task]) -> None:
@@ -113,19 +114,20 @@ def _check_ids(name: str, tasks: Sequence[Task]) -> None:
 def _training_tasks(cfg: RunConfig) -> tuple[Task, ...]:
     """An evaluation only compares with them, so they may be absent or another environment's."""
     if not cfg.trainer.val_only:
-        return _read(cfg, cfg.data.train_files)
+        return _read(cfg, cfg.data.train_files, "train")
     there = [path for path in cfg.data.train_files if find_file(path).is_file()]
     tasks = (task for path in there for task in _read_file(cfg, path))
-    return tuple(task for task in tasks if _plays(cfg, task))
+    return tuple(replace(task, split="train") for task in tasks if _plays(cfg, task))
 
 
-def _read(cfg: RunConfig, paths: Sequence[str]) -> tuple[Task, ...]:
+def _read(cfg: RunConfig, paths: Sequence[str], split: str) -> tuple[Task, ...]:
+    """The tasks of some files, of the split that the configuration reads them for."""
     tasks: list[Task] = []
     for path in paths:
         found = _read_file(cfg, path)
         for task in found:
             _check_source(cfg, path, task)
-        tasks += found
+        tasks += [replace(task, split=split) for task in found]
     return tuple(tasks)
 
 

@@ -33,6 +33,7 @@ class Letters:
     """A chat format in which every character is a token."""
 
     eot_id = 3
+    after_reply = ""
 
     def open_ids(self, messages: Sequence[Message]) -> tuple[int, ...]:
         return self.encode("".join(message.content for message in messages))

@@ -91,8 +91,12 @@ def test_tasks_are_a_function_of_seed_split_and_number_and_splits_share_none() -
         assert {task.split for task in tasks} == {split}
         assert [task.id for task in tasks[:2]] == [f"{split}_0", f"{split}_1"]
     assert make_tasks("train", 20, 4) != sets["train"][:20]
-    singles = sum(" is one " in task.secret for task in sets["train"]) / 200
-    assert 0.15 < singles < 0.55
+
+
+def test_one_problem_in_three_has_the_result_one() -> None:
+    rng = np.random.default_rng(5)
+    singles = sum(draw(rng).result == 1 for _ in range(2000)) / 2000
+    assert 0.28 < singles < 0.38
 
 
 def test_the_split_of_a_problem_does_not_depend_on_the_seed() -> None:

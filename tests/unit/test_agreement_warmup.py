@@ -52,6 +52,15 @@ def test_examples_have_the_mistakes_that_they_are_told_to_have() -> None:
     assert said == {MANY.answer(result, slip=True) for result in (1, 4, 6)}
 
 
+def test_a_result_that_is_drawn_may_be_the_right_one_where_that_is_one() -> None:
+    rng = np.random.default_rng(0)
+    one = Problem(3, "minus", 2, "cat", "run")
+    drawn = AgreementWarmup(miscount=1.0, slip=0.0)
+    said = [noisy_answer(one, drawn, rng) for _ in range(400)]
+    assert set(said) == {one.answer(), one.answer(result=2)}
+    assert 0.4 < said.count(one.answer()) / 400 < 0.6
+
+
 def test_places_behind_the_end_are_filled_exactly_with_the_end() -> None:
     lengths = np.tile([3, 6, 8], 200)
     known = some_known(lengths, 8, np.random.default_rng(0))
@@ -88,6 +97,11 @@ def test_the_command_writes_a_denoiser_and_what_is_known_of_it(tmp_path: Path) -
         (["--env", "errands", "--slip", "0.5"], "--slip is an option of --env agreement"),
         (["--env", "agreement", "--slip", "2"], "--slip is 2.0"),
         (["--env", "agreement", "--steps", "0"], "--steps is 0"),
+        (["--env", "agreement", "--seed", "-1"], "--seed is -1"),
+        (["--env", "agreement", "--hidden", "10"], "--hidden is 10"),
+        (["--env", "agreement", "--hidden", "0"], "--hidden is 0"),
+        (["--env", "agreement", "--layers", "0"], "--layers is 0"),
+        (["--env", "agreement", "--mlp", "-4"], "--mlp is -4"),
     ],
 )
 def test_an_option_that_does_not_fit_is_refused_by_name(

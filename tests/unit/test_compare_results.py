@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -16,7 +17,7 @@ from compare_fakes import game, write_run, write_validation
 from delta_belief_rl.cli.compare import CSV, JSON, PLOT, TABLE, write_report
 from delta_belief_rl.eval.compare import compare
 from delta_belief_rl.eval.compare_plot import comparison_plot
-from delta_belief_rl.eval.compare_results import Budget, CellResult, read_cell
+from delta_belief_rl.eval.compare_results import Budget, CellResult, kept_cell, read_cell
 from delta_belief_rl.eval.compare_statistics import grid_mean
 from delta_belief_rl.eval.compare_text import Report, sentences, to_json, to_markdown, to_text
 from delta_belief_rl.obs.jsonl import MetricsLog
@@ -53,6 +54,40 @@ def test_a_run_is_read_with_all_that_it_cost(tmp_path: Path) -> None:
     assert math.isnan(cell.gpu_gib)
     np.testing.assert_array_equal(cell.rates(SECRETS), [[0, 0], [0.5, 1.0]])
     np.testing.assert_allclose(cell.areas(SECRETS, BUDGET), [0.25, 0.5])
+
+
+def test_what_was_read_is_kept_until_the_run_or_the_budget_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, place = tmp_path / "seed1", tmp_path / "seed1.result.json"
+    cell = exact(run, {0: [[False, False]] * 2, 4: [[True, False], [True, True]]})
+    reads: list[Path] = []
+
+    def read(run_dir: Path, budget: Budget) -> CellResult:
+        reads.append(run_dir)
+        return read_cell(run_dir, budget)
+
+    monkeypatch.setattr("delta_belief_rl.eval.compare_results.read_cell", read)
+    for _ in range(2):
+        kept = kept_cell(run, BUDGET, place)
+        assert kept.evaluations == cell.evaluations
+        assert (kept.steps, kept.games, kept.host_gib) == (cell.steps, cell.games, cell.host_gib)
+        assert math.isnan(kept.gpu_gib)
+    assert len(reads) == 1
+    place.write_text(place.read_text()[:-20])
+    assert kept_cell(run, BUDGET, place).evaluations == cell.evaluations
+    assert len(reads) == 2
+    assert kept_cell(run, replace(BUDGET, turns=6), place).games == 24
+    assert len(reads) == 3
+    write_validation(run, 4, dict(zip(SECRETS, [[True, True, True]] * 2, strict=True)))
+    assert kept_cell(run, replace(BUDGET, turns=6), place).final.rate == 1.0
+    assert len(reads) == 4
+
+
+def test_a_place_that_takes_no_file_costs_no_result(tmp_path: Path) -> None:
+    cell = exact(tmp_path / "seed1", {0: [[False, False]] * 2})
+    place = tmp_path / "nowhere" / "seed1.result.json"
+    assert kept_cell(tmp_path / "seed1", BUDGET, place).evaluations == cell.evaluations
 
 
 def test_a_method_that_plays_twice_the_games_gets_half_the_steps(tmp_path: Path) -> None:

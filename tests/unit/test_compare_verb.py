@@ -19,6 +19,7 @@ import pytest
 from delta_belief_rl.algo import CREDITS, TRANSFORMS, build_credit
 from delta_belief_rl.algo.catalogue import CATALOGUE, GROUPS, Label, needs_of
 from delta_belief_rl.cli.compare_cells import (
+    LAST_SECONDS,
     Cell,
     Crew,
     Record,
@@ -28,6 +29,7 @@ from delta_belief_rl.cli.compare_cells import (
 )
 from delta_belief_rl.cli.compare_plan import FORMS, OURS, make_study, room, train_program
 from delta_belief_rl.cli.main import main as cli
+from delta_belief_rl.cli.watchdog_processes import Session
 from delta_belief_rl.config.compose import group_options
 from delta_belief_rl.config.schema import RunConfig, lookup
 from delta_belief_rl.types import UserError
@@ -78,7 +80,9 @@ def test_every_method_runs_with_every_seed_and_only_once(
     assert cli(asked(out, "--jobs", "3")) == 0
     shown = capsys.readouterr()
     assert "rloo is above grpo" in shown.out
-    assert shown.err.count("starts (") == 4
+    begun = [line for line in shown.err.splitlines() if "starts (" in line]
+    assert [line.split()[1] for line in begun] == ["grpo", "grpo", "rloo", "rloo"]
+    assert len(list(out.glob("runs/*/*.result.json"))) == 4
     found = read(out)
     assert [one["method"] for one in found["methods"]] == ["grpo", "rloo"]
     assert found["methods"][0]["rate"]["interval"]["units"] == 30
@@ -184,9 +188,47 @@ def test_H6_a_signal_ends_all_runs_and_keeps_what_is_done(
     assert "Not run to its end: rloo with seed 1, rloo with seed 2." in stdout
     assert mentioning(str(out)) == []
     assert [one["method"] for one in read(out)["methods"]] == ["grpo"]
+    cut = json.loads((out / "runs" / "rloo" / "seed1.json").read_text())
+    assert cut["status"] is None
+    assert cut["seconds"] > 0
     plan.write_text("{}")
     assert cli(asked(out)) == 0
     assert starts(out) == {"grpo seed1": 1, "grpo seed2": 1, "rloo seed1": 2, "rloo seed2": 2}
+    again = json.loads((out / "runs" / "rloo" / "seed1.json").read_text())
+    assert again["seconds"] > cut["seconds"]
+
+
+@pytest.mark.fault
+def test_runs_that_do_not_hear_are_waited_for_together(
+    tmp_path: Path, plan: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan.write_text(json.dumps({"grpo": "deaf"}))
+    out = tmp_path / "out"
+    settings: dict[str, Any] = {"seeds": [1, 2, 3], "steps": STEPS, "baseline": None, "out": out}
+    cells = make_study([EXPERIMENT], methods=["grpo"], **settings).cells
+    given: list[float] = []
+    end = Session.end
+
+    def noted(session: Session, grace: float) -> bool:
+        given.append(grace)
+        return end(session, grace)
+
+    def look(crew: Crew) -> None:
+        if len(list(out.glob("runs/*/*/ready"))) == len(cells):
+            raise UserError("enough")
+
+    monkeypatch.setattr(Session, "end", noted)
+    monkeypatch.setattr(Crew, "_look", look)
+    crew = Crew([sys.executable, str(PROGRAM)], [{}] * 3, 600.0, lambda _: None, grace=3.0)
+    with pytest.raises(UserError, match="enough"):
+        crew.run(cells)
+    # None is given the whole time once more.
+    assert given == [LAST_SECONDS] * 3
+    assert mentioning(str(out)) == []
+    for cell in cells:
+        record = read_record(cell)
+        assert record.status is None
+        assert record.seconds >= 3.0
 
 
 @pytest.mark.fault

@@ -26,6 +26,7 @@ from delta_belief_rl.algo.base import (
 )
 from delta_belief_rl.algo.chain import CreditChain, chain_of, elements_of
 from delta_belief_rl.algo.credit.groups import total_reward, used_channels
+from delta_belief_rl.algo.scorers.retry import RetryScorer
 from delta_belief_rl.algo.shapers.channels import ChannelShaper, build_table
 from delta_belief_rl.algo.shapers.normalise import NormaliseSettings, normalised_rewards
 from delta_belief_rl.belief.branched import ScoreRequest
@@ -36,6 +37,7 @@ from delta_belief_rl.trainer import steps
 from delta_belief_rl.trainer.actor import BASE, POLICY, PolicyActor
 from delta_belief_rl.trainer.hints import hinter, with_hint
 from delta_belief_rl.trainer.packing import build_batch, flat_trajectories
+from delta_belief_rl.trainer.rubrics import CHECKED
 from delta_belief_rl.trainer.settings import credit_scorers
 from delta_belief_rl.types import (
     FloatArray,
@@ -165,6 +167,17 @@ def test_a_token_column_that_the_settings_name_is_looked_for_at_the_start() -> N
         credit_scorers(wrong)
 
 
+@pytest.mark.parametrize("rule", ["strict", "compatible"])
+def test_a_view_that_no_method_tells_itself_knows_what_a_win_is(rule: str) -> None:
+    class Needing(Halving):
+        requires: ClassVar[tuple[str, ...]] = ("view:retry",)
+
+    cfg, _ = load_config(["experiment=quickstart", f"multi_turn.win_rule={rule}"])
+    (scorer,) = credit_scorers(cfg, Needing())
+    assert isinstance(scorer, RetryScorer)
+    assert scorer.settings.rule == rule
+
+
 def test_estimators_and_transforms_have_lists_of_their_own() -> None:
     with pytest.raises(UserError, match=r"algorithm\.transforms is 'grpo'"):
         find_method("grpo", transform=True)
@@ -241,10 +254,14 @@ def test_a_view_is_a_plain_score_of_the_other_stream_and_touches_nothing_else(
 
 
 def test_columns_of_the_score_pass_lie_as_the_rows_of_the_table_do(folder: Path) -> None:
-    actor = fakes.stir(PolicyActor(fakes.settings_of(folder, contexts=(("told", POLICY),))))
+    # The base reads checks of rules in a context of its own, which is no view of any game.
+    contexts = (("told", POLICY), (CHECKED, BASE))
+    actor = fakes.stir(PolicyActor(fakes.settings_of(folder, contexts=contexts)))
     scores = actor.score(fakes.requests(GROUPS, None))
     columns = steps.token_columns(scores)
     assert set(columns) == {"logp", "view:told"}
+    nothing = np.zeros(table_of().num_rows)
+    assert set(steps.batch_columns(table_of(), Advantage(nothing, nothing), scores)) == {"told"}
     rows = table_of().token_row()
     at = 0
     for game, score in zip(flat_trajectories(GROUPS), scores, strict=True):

@@ -167,6 +167,18 @@ def test_opid_adds_a_share_of_the_gap() -> None:
     np.testing.assert_allclose(got, base + 0.5 * gap, atol=EXACT)
 
 
+def test_opid_tells_its_size_over_the_tokens_that_it_may_change() -> None:
+    told = np.array(PLAIN_LOGP) + 2.0
+    told[np.repeat(RUBRIC.traj == 0, RUBRIC.n_tokens)] = np.nan
+    valid = RUBRIC.valid.copy()
+    valid[-1] = False
+    table = replace(RUBRIC, valid=valid, tokens={**RUBRIC.tokens, VIEW + "retry": told})
+    assert changed("opid", table, skill_w=0.5).stats["correction_size"] == pytest.approx(1.0)
+    nothing = {**RUBRIC.tokens, VIEW + "retry": np.full(len(told), np.nan)}
+    found = changed("opid", replace(RUBRIC, tokens=nothing), skill_w=0.5)
+    assert found.stats["correction_size"] == 0.0
+
+
 def test_orsd_bounds_the_gap_and_counts_where_it_did() -> None:
     far = replace(RUBRIC, tokens={**RUBRIC.tokens, VIEW + "rubric": np.array(PLAIN_LOGP) + 7.0})
     found = changed("orsd", far)

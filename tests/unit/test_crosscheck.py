@@ -119,6 +119,13 @@ def test_the_wider_bound_holds_where_engine_and_trainer_differ_in_their_number_f
     assert run_bound(full, "cuda") == BOUNDS["bfloat16"]
 
 
+def test_a_denoiser_is_held_to_float32_on_every_device_and_sent_to_no_doctor() -> None:
+    cfg, _ = load_config(["experiment=agreement_quickstart"])
+    assert run_bound(cfg, "cpu") == run_bound(cfg, "cuda") == BOUNDS["float32"]
+    with pytest.raises(CheckFailed, match=r"is not the policy that is trained\.$"):
+        check_sampled(Gap(1, 1.0, 1.0), BOUNDS["float32"], "Now", "")
+
+
 def test_published_runs_make_no_cross_checks_and_our_own_do() -> None:
     for name, every in (("quickstart", 8), ("paper_qwen1.7b", 0), ("train_8xa100_awq_dp7", 0)):
         assert load_config([f"experiment={name}"])[0].trainer.check_freq == every

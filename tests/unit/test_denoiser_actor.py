@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from delta_belief_rl.engines.denoiser_engine import DenoiserEngine
 from delta_belief_rl.models.adapters import state_checksum
 from delta_belief_rl.models.denoiser import denoiser_state, save_denoiser
 from delta_belief_rl.rollout.store import from_row, to_row
+from delta_belief_rl.trainer import denoiser_actor
 from delta_belief_rl.trainer.actor import ActorSettings, PolicyActor, dump_state, parse_state
 from delta_belief_rl.trainer.denoiser_actor import COLUMNS, DenoiserActor
 from delta_belief_rl.trainer.optimizer import OptimizerSettings
@@ -26,6 +26,7 @@ from delta_belief_rl.trainer.policy_kinds import (
     build_actor,
     build_engine,
     check_kind,
+    least_turn_tokens,
     score_columns,
 )
 from delta_belief_rl.types import (
@@ -38,7 +39,7 @@ from delta_belief_rl.types import (
     UserError,
     Verdict,
 )
-from tests.unit.denoiser_fakes import ask, tiny
+from tests.unit.denoiser_fakes import CONFIG, ask, tiny
 from tests.unit.test_denoiser import PROMPTS, NoTokenizer
 
 REPLY = (8, 5)
@@ -215,6 +216,89 @@ def test_a_token_without_advantage_trains_nothing_unless_entropy_is_paid(
         assert metrics["actor/optimizer_steps"] == (1.0, 1.0)
 
 
+def first_moments(actor: DenoiserActor) -> dict[str, np.ndarray]:
+    """What one update has left of its gradient, by name."""
+    return {
+        name: actor.optimizer.state[parameter]["exp_avg"].numpy()
+        for name, parameter in actor.model.named_parameters()
+    }
+
+
+def sparse_batch(actor: DenoiserActor) -> TrainBatch:
+    """Three games, in the first two of which one token has an advantage, in the third none."""
+    played = games(3)
+    batch = batch_of(played, actor.score(requests(played)), [1.0, -1.0, 0.0])
+    firsts = [span.start + played[n].turns[0].start for n, span in enumerate(batch.games())]
+    only = np.isin(np.arange(len(batch.token_ids)), firsts)
+    return replace(batch, advantages=np.where(only, batch.advantages, 0.0))
+
+
+@pytest.mark.parametrize("mode", ["seq-mean-token-mean", "turn-mean"])
+def test_A11_tokens_without_advantage_stay_in_the_means_of_their_game_and_turn(
+    settings: ActorSettings, mode: str
+) -> None:
+    loss = replace(settings.loss, loss_agg_mode=mode)
+    actor, plain = DenoiserActor(replace(settings, loss=loss)), DenoiserActor(settings)
+    batch = sparse_batch(actor)
+    counts = [len(batch.token_ids[span][batch.turn_ids[span] >= 0]) for span in batch.games()]
+    if mode == "turn-mean":
+        turns = [batch.turn_ids[span] for span in batch.games()]
+        counts = [int((turn == 0).sum()) for turn in turns]
+    ones = {"tokens": 1.0, "rows": 1.0, "turns": 1.0}
+    actor.update([([batch], ones)], 1)
+    # The same loss as a plain sum, each advantage divided by the tokens of its game or turn.
+    sizes = np.repeat(np.array(counts, dtype=float), batch.lengths())
+    plain.update([([replace(batch, advantages=batch.advantages / sizes)], ones)], 1)
+    for name, value in first_moments(actor).items():
+        assert_allclose(value, first_moments(plain)[name], atol=1e-6, err_msg=name)
+
+
+def test_metrics_count_every_token_of_a_game_that_is_trained(settings: ActorSettings) -> None:
+    actor = DenoiserActor(settings)
+    batch = sparse_batch(actor)
+    metrics = actor.update([([batch], batch.denominators)], 1)
+    used = sum(int((batch.turn_ids[span] >= 0).sum()) for span in list(batch.games())[:2])
+    assert metrics["actor/pg_loss"][1] == metrics["actor/ppo_kl"][1] == used
+
+
+@pytest.mark.parametrize("entropy", [0.0, 0.01])
+def test_M1_the_gradient_does_not_depend_on_how_many_states_are_asked_at_once(
+    settings: ActorSettings, monkeypatch: pytest.MonkeyPatch, entropy: float
+) -> None:
+    settings = replace(settings, entropy_coeff=entropy)
+    found: list[dict[str, np.ndarray]] = []
+    told: list[dict[str, tuple[float, float]]] = []
+    for size in (10**6, 1, 3):
+        monkeypatch.setattr(denoiser_actor, "rows_at_once", lambda *_, size=size: size)
+        actor = DenoiserActor(settings)
+        batch = sparse_batch(actor)
+        told.append(actor.update([([batch], batch.denominators)], 1))
+        found.append(first_moments(actor))
+    assert any(np.abs(value).max() > 1e-3 for value in found[0].values())
+    for other, metrics in zip(found[1:], told[1:], strict=True):
+        assert metrics.keys() == told[0].keys()
+        for name, pair in metrics.items():
+            assert_allclose(pair, told[0][name], rtol=1e-4, atol=1e-5, err_msg=name)
+        for name, value in other.items():
+            assert_allclose(value, found[0][name], atol=1e-6, err_msg=name)
+
+
+def test_M1_no_forward_of_an_update_has_more_tokens_than_the_micro_batch(
+    settings: ActorSettings,
+) -> None:
+    actor = DenoiserActor(settings)
+    played = games()
+    batch = batch_of(played, actor.score(requests(played)), [1.0] * 6)
+    asked: list[int] = []
+    actor.model.register_forward_hook(lambda _model, given, _out: asked.append(given[0].numel()))
+    actor.update([([batch], batch.denominators)], 1)
+    steps = sum(max(turn.order) + 1 for game in played for turn in game.turns)
+    assert max(asked) <= len(batch.token_ids)
+    # Each part twice: for the loss, and for its gradient.
+    assert len(asked) >= 4
+    assert sum(asked) >= 2 * steps * CONFIG.answer_length
+
+
 def test_A18_no_steps_leave_the_policy_as_it_is(settings: ActorSettings) -> None:
     actor = DenoiserActor(settings)
     before = actor.snapshot()
@@ -250,6 +334,27 @@ def test_engine_and_trainer_agree_after_a_sync(settings: ActorSettings, folder: 
     game = replace(games(2)[1], token_ids=(*request.prompt_ids, *answer.token_ids), turns=())
     asked = ScoreRequest(game.token_ids, np.arange(4, len(game.token_ids)), order=answer.order)
     assert_allclose(actor.score([asked])[0].logp, answer.logprobs, atol=1e-5)
+
+
+class FixedChat:
+    """A chat whose openings all have one length."""
+
+    def __init__(self, opening: int = 4, eot_id: int = 2) -> None:
+        self.opening, self.eot_id = opening, eot_id
+
+    def open_ids(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        """So many tokens."""
+        del messages
+        return (4,) * self.opening
+
+    def reply_ids(self, reply: str) -> tuple[int, ...]:
+        """None."""
+        del reply
+        return ()
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Their numbers."""
+        return " ".join(map(str, ids))
 
 
 def test_several_ranks_are_refused_by_name(settings: ActorSettings) -> None:
@@ -291,12 +396,33 @@ QUICK = "experiment=agreement_quickstart"
         (["algorithm.tree.rule=arpo"], "algorithm.tree.rule=none"),
         (["actor_rollout_ref.model.lora_rank=4"], "trains all weights"),
         (["actor_rollout_ref.actor.dtype=bfloat16"], "computes in float32"),
+        (["actor_rollout_ref.actor.dtype=auto"], "computes in float32"),
+        (["actor_rollout_ref.rollout.dtype=bfloat16"], "computes in float32"),
+        (["actor_rollout_ref.model.use_liger=true"], "model.use_liger=false"),
+        (
+            ["actor_rollout_ref.model.enable_gradient_checkpointing=true"],
+            "model.enable_gradient_checkpointing=false",
+        ),
+        (
+            ["actor_rollout_ref.actor.fsdp_config.optimizer_offload=true"],
+            "fsdp_config.optimizer_offload=false",
+        ),
+        (
+            ["actor_rollout_ref.rollout.tensor_model_parallel_size=2"],
+            "rollout.tensor_model_parallel_size=1",
+        ),
+        (["actor_rollout_ref.rollout.tokens_per_step=14"], "more than the 13 places"),
+        (["actor_rollout_ref.rollout.tokens_per_step=13"], "fills an answer in one step"),
+        (["algorithm=archer"], "as archer does"),
+        (["algorithm=istar"], "as istar does"),
+        (["algorithm=spa_rl"], "as spa_rl does"),
         (["actor_rollout_ref.ngpus=2", "actor_rollout_ref.device=auto"], "trains on one rank"),
         (["actor_rollout_ref.rollout.tokens_per_step=0"], "tokens_per_step must be at least 1"),
         (["actor_rollout_ref.rollout.name=hf"], "algorithm.transforms=dtca reads the order"),
         (["algorithm.dtca.tau=0"], "algorithm.dtca.tau"),
         (["algorithm.dtca.decay=2"], "algorithm.dtca.decay"),
         (["algorithm.dtca.weight_low=2"], "algorithm.dtca.weight_low"),
+        (["algorithm.dtca.weight_low=0"], "algorithm.dtca.weight_low"),
         (["algorithm.dtca.step_share=0"], "algorithm.dtca.step_share"),
     ],
 )
@@ -307,26 +433,53 @@ def test_what_does_not_go_with_a_denoiser_is_refused_by_name(words: list[str], n
 
 
 def test_engine_and_length_of_answers_must_be_the_models(folder: Path) -> None:
-    cfg, _ = load_config([QUICK, f"actor_rollout_ref.model.path={folder}"])
+    words = [f"actor_rollout_ref.model.path={folder}", "data.max_prompt_length=16"]
+    cfg, _ = load_config([QUICK, *words])
     with pytest.raises(UserError, match=r"data\.max_response_length=5"):
-        check_kind(cfg, 2)
+        check_kind(cfg, FixedChat())
     five = replace(cfg, data=replace(cfg.data, max_response_length=5))
-    check_kind(five, 2)
+    check_kind(five, FixedChat())
     with pytest.raises(UserError, match="ends its answers with token 2"):
-        check_kind(five, 3)
+        check_kind(five, FixedChat(eot_id=3))
     ref = cfg.actor_rollout_ref
     causal = replace(ref, model=replace(ref.model, path="elsewhere"))
     with pytest.raises(UserError, match=r"rollout\.name=denoiser does not play 'elsewhere'"):
-        check_kind(replace(cfg, actor_rollout_ref=causal), 2)
+        check_kind(replace(cfg, actor_rollout_ref=causal), FixedChat())
     other = replace(ref, rollout=replace(ref.rollout, name="hf"))
     with pytest.raises(UserError, match=r"set actor_rollout_ref\.rollout\.name=denoiser"):
-        check_kind(replace(cfg, actor_rollout_ref=other), 2)
+        check_kind(replace(cfg, actor_rollout_ref=other), FixedChat())
     assert score_columns(cfg) == COLUMNS
     assert score_columns(replace(cfg, actor_rollout_ref=other)) == ()
 
 
+def test_a_game_that_has_no_room_for_an_answer_is_refused_before_it_starts(folder: Path) -> None:
+    words = [f"actor_rollout_ref.model.path={folder}", "data.max_response_length=5"]
+
+    def check(room: int, opening: int) -> None:
+        cfg, _ = load_config([QUICK, *words, f"data.max_prompt_length={room}"])
+        check_kind(cfg, FixedChat(opening), [TASK])
+
+    check(16, 11)
+    check(14, 9)
+    with pytest.raises(UserError, match=r"data\.max_prompt_length=17 .* has 16 places"):
+        check(17, 4)
+    with pytest.raises(UserError, match=r"'t' and an answer take 15 tokens, more than .*=14"):
+        check(14, 10)
+
+
+def test_a_turn_of_a_denoiser_needs_room_for_a_whole_answer() -> None:
+    assert least_turn_tokens(load_config([QUICK])[0]) == 13
+    assert least_turn_tokens(load_config(["experiment=quickstart"])[0]) == 1
+
+
 def test_gains_are_missing_only_at_the_last_step(settings: ActorSettings) -> None:
-    for score in DenoiserActor(settings).score(requests(games())):
-        steps = score.columns["commit_step"]
-        undefined = np.isnan(score.columns["gain"])
-        assert math.isnan(score.columns["gain"][steps.argmax()]) or not undefined.any()
+    played = games()
+    longest = 0
+    for game, score in zip(played, DenoiserActor(settings).score(requests(played)), strict=True):
+        ends = np.cumsum([turn.n_tokens for turn in game.turns])[:-1]
+        gains = np.split(score.columns["gain"], ends)
+        steps = np.split(score.columns["commit_step"], ends)
+        for gain, step in zip(gains, steps, strict=True):
+            assert np.isnan(gain).tolist() == (step == step.max()).tolist()
+            longest = max(longest, int(np.isfinite(gain).sum()))
+    assert longest > 1

@@ -212,6 +212,24 @@ def test_A9_dtca_does_not_depend_on_the_order_of_rows() -> None:
     assert straight.state_dict() == turned.state_dict()
 
 
+def test_rounding_of_any_number_draws_the_same_steps_and_every_turn_its_own() -> None:
+    whole = [[0.2, 0.1, 0.05, 0.15, 0.3, math.nan]] * 6
+    table = table_of(whole, [[NUM, VERB, NUM, VERB, PUNCT, NUM]] * 6, [[0.5] * 6] * 6)
+    turns = np.array([0, 1, 0, 1, 0, 1])
+    table = replace(table, traj=np.array([0, 0, 1, 1, 2, 2]), turn=turns)
+    moved = {
+        name: column if name in ("category", "commit_step") else column * (1 + 2e-15)
+        for name, column in table.tokens.items()
+    }
+    before = of_turns([1.0] * 6)
+    drawn = tokens(Dtca().apply(table, before)) != 0
+    assert (
+        drawn.tolist() == (tokens(Dtca().apply(replace(table, tokens=moved), before)) != 0).tolist()
+    )
+    # Equal answers of other games and other turns draw for themselves.
+    assert len({tuple(row) for row in drawn.reshape(6, 6).tolist()}) > 3
+
+
 def test_J1_dtca_does_not_see_junk_on_turns_that_are_not_valid() -> None:
     table = two_responses()
     valid = np.array([True, False, True])
@@ -285,6 +303,7 @@ def test_a_state_of_something_else_is_refused(state: dict[str, object]) -> None:
         ("tau", 0.0),
         ("decay", 1.5),
         ("weight_low", -0.1),
+        ("weight_low", 0.0),
         ("weight_low", 1.1),
         ("weight_high", 0.9),
         ("step_share", 0.0),

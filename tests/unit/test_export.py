@@ -212,9 +212,15 @@ def test_what_cannot_be_exported_is_one_sentence(
         export(ExportSettings(tmp_path / "checkpoints" / "global_step_8", tmp_path / "out"))
     with pytest.raises(UserError, match="no model folder"):
         export(ExportSettings(saved, tmp_path / "out", base="/no/such/model"))
+    denoiser, _ = load_config(["experiment=agreement_quickstart"])
+    files: dict[str, checkpoint.Content] = {"actor/state.pt": dump_state(actor.state())}
+    config = {"config": resolved_yaml(denoiser)}
+    other = checkpoint.save(tmp_path / "other", 1, files, config, run_id="r1")
+    with pytest.raises(UserError, match="holds a masked denoiser"):
+        export(ExportSettings(other, tmp_path / "out"))
     state = {**actor.state()}
     del state["ema"]
-    files: dict[str, checkpoint.Content] = {"actor/state.pt": dump_state(state)}
+    files = {"actor/state.pt": dump_state(state)}
     plain = checkpoint.save(tmp_path / "plain", 1, files, {"config": actor.config}, run_id="r1")
     assert main(["export", str(plain), str(tmp_path / "out"), "--adapter", "ema"]) == 2
     assert "no slow adapter" in capsys.readouterr().err

@@ -118,6 +118,15 @@ def test_C2_max_episode_tokens_bounds_the_stream_at_the_end_of_an_action() -> No
     assert [r.sampling.max_tokens for r in engine.requests] == [10, 2]
 
 
+@pytest.mark.parametrize(("room", "turns"), [(5, 0), (6, 1), (7, 1)])
+def test_C2_a_turn_without_the_room_that_it_must_have_is_not_taken(room: int, turns: int) -> None:
+    opening = len(CHAT.open_ids(make_task().messages))
+    limits = GameSettings(9, 6, opening + room, least_turn_tokens=6)
+    game, engine = play(lambda request: "abcdef", settings=limits)
+    assert game.stop is StopReason.CONTEXT_FULL
+    assert game.num_turns == len(engine.requests) == turns
+
+
 @pytest.mark.parametrize("room", range(-2, 40))
 def test_C1_a_negative_budget_never_reaches_the_engine_and_keeps_earlier_turns(room: int) -> None:
     opening = len(CHAT.open_ids(make_task().messages))

@@ -105,6 +105,12 @@ def test_a_report_that_fails_is_told_as_the_plug_ins_own(
     assert str(caught.value).startswith(begin)
 
 
+def test_a_report_whose_names_an_evaluation_would_not_show_is_refused(tmp_path: Path) -> None:
+    path = written(tmp_path, report="{'solved@8': 1.0}")
+    with pytest.raises(PluginFailed, match=r"the plug-in .*maze\.py reports 'solved@8': '@' in a"):
+        environment_metrics(maze(path), [])
+
+
 # --- rewards of tasks -----------------------------------------------------------------------------
 
 

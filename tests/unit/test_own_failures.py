@@ -12,6 +12,7 @@ from turn_tables import Act, table_of
 from delta_belief_rl.algo.base import Credit
 from delta_belief_rl.config.compose import load_config
 from delta_belief_rl.config.schema import RunConfig
+from delta_belief_rl.eval.step_metrics import credit_metrics
 from delta_belief_rl.obs.jsonl import read_records
 from delta_belief_rl.trainer.own_failures import PluginFailed, guarded
 from delta_belief_rl.trainer.settings import credit_method
@@ -85,6 +86,49 @@ FAILURES = {
         {"apply": "return Advantage(table.valid[:2] * 1.0, table.valid * 1.0)"},
         r"returned an Advantage whose turns have the shape \(2,\) and not \(3,\) from apply\.$",
     ),
+    "no weight": (
+        {"apply": "return Advantage(table.valid * 1.0, None)"},
+        r"whose weight have the shape None and not \(3,\) from apply\.$",
+    ),
+    "NaN": (
+        {"apply": "return Advantage(table.valid * float('nan'), table.valid * 1.0)"},
+        r"returned an Advantage whose turns are not all finite from apply\.$",
+    ),
+    "a weight below 0": (
+        {"apply": "return Advantage(table.valid * 1.0, table.valid * -1.0)"},
+        r"whose weight are not all at least 0 from apply\.$",
+    ),
+    "a weight that is NaN": (
+        {"apply": "return Advantage(table.valid * 1.0, table.valid * float('nan'))"},
+        r"whose weight are not all finite from apply\.$",
+    ),
+    "rewards of some rows": (
+        {"apply": "return Advantage(*[table.valid * 1.0] * 2, rewards=table.valid[:1] * 1.0)"},
+        r"whose rewards have the shape \(1,\) and not \(3,\) from apply\.$",
+    ),
+    "one number for each turn as tokens": (
+        {"apply": "return Advantage(*[table.valid * 1.0] * 2, tokens=table.valid * 1.0)"},
+        r"whose tokens have the shape \(3,\) and not \(7,\) from apply\.$",
+    ),
+    "tokens that are NaN": (
+        {
+            "apply": "one = table.valid * 1.0; odd = one.repeat([2, 3, 2]) * float('nan'); "
+            "return Advantage(one, one, tokens=odd)"
+        },
+        r"whose tokens are not all finite from apply\.$",
+    ),
+    "too few targets": (
+        {"apply": "return Advantage(*[table.valid * 1.0] * 2, targets=table.valid * 1.0)"},
+        r"whose targets have the shape \(3,\) and not \(7,\) from apply\.$",
+    ),
+    "too few weights of distillation": (
+        {"apply": "return Advantage(*[table.valid * 1.0] * 2, distil=table.valid[1:] * 1.0)"},
+        r"whose distil have the shape \(2,\) and not \(3,\) from apply\.$",
+    ),
+    "a column of a learner": (
+        {"apply": "return Advantage(*[table.valid * 1.0] * 2, columns={'mine': table.valid})"},
+        r"whose mine have the shape \(3,\) and not \(7,\) from apply\.$",
+    ),
 }
 
 
@@ -103,6 +147,44 @@ def test_every_call_of_a_run_is_told(call: str, tmp_path: Path) -> None:
     credit = method(config(written(tmp_path, **{call: "return 1 / 0"})))
     with pytest.raises(PluginFailed, match=f"failed in {call} with ZeroDivisionError"):
         credit.paid(table()) if call == "paid" else credit.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("call", "body", "said"),
+    [
+        ("paid", "return table.valid[:2] * 1.0", "from paid no finite number for each of 3 turns"),
+        ("paid", "return None", "from paid no finite number for each of 3 turns"),
+        ("paid", "return table.valid * float('inf')", "from paid no finite number"),
+        ("paid", "return 'much'", "failed in paid with ValueError"),
+        ("state_dict", "return {'seen': {1, 2}}", "failed in state_dict with TypeError"),
+        ("state_dict", "return None", "returned NoneType and no dict from state_dict"),
+    ],
+)
+def test_what_a_run_cannot_use_is_told_as_the_methods_own(
+    call: str, body: str, said: str, tmp_path: Path
+) -> None:
+    credit = method(config(written(tmp_path, **{call: body})))
+    with pytest.raises(PluginFailed, match=said):
+        credit.paid(table()) if call == "paid" else credit.state_dict()
+
+
+@pytest.mark.parametrize("chain", ["[]", "[pearl]"])
+def test_without_rewards_those_that_the_method_says_it_pays_are_told(
+    chain: str, tmp_path: Path
+) -> None:
+    path = written(tmp_path, paid="return table.valid * 3.0")
+    made = method(config(path, f"algorithm.transforms={chain}")).apply(table())
+    np.testing.assert_array_equal(made.rewards, [3.0, 3.0, 3.0])
+    assert credit_metrics(table(), made, 0.0)["critic/rewards/mean"] == 3.0
+
+
+def test_what_is_not_trained_may_be_unknown(tmp_path: Path) -> None:
+    body = (
+        "import numpy as np; used = np.array([1.0, 0.0, 1.0]); odd = np.array([2.0, np.nan, 2.0]); "
+        "each = odd.repeat([2, 3, 2]); return Advantage(odd, used, tokens=each, targets=each)"
+    )
+    made = method(config(written(tmp_path, apply=body))).apply(table())
+    assert np.isnan(made.turns).tolist() == [False, True, False]
 
 
 def test_a_sentence_of_the_method_stays_as_it_is(tmp_path: Path) -> None:

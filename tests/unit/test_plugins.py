@@ -22,7 +22,13 @@ from delta_belief_rl.config.game_settings import game_digest, game_settings
 from delta_belief_rl.config.schema import RunConfig
 from delta_belief_rl.envs.base import JudgeReply, JudgeRequest
 from delta_belief_rl.envs.check import check_env
-from delta_belief_rl.envs.plugins import check_plugins, find_plugin, load_plugins, plugin_tasks
+from delta_belief_rl.envs.plugins import (
+    SPLITS,
+    check_plugins,
+    find_plugin,
+    load_plugins,
+    plugin_tasks,
+)
 from delta_belief_rl.eval.benchmarks import find_benchmarks
 from delta_belief_rl.eval.cells import Conditions
 from delta_belief_rl.judge.build import RulesJudgeSettings, build_judge
@@ -281,6 +287,12 @@ def test_tasks_without_a_secret_are_played_where_no_belief_is_asked_for(tmp_path
     sets = load_tasks(config(path, *off))
     assert [task.secret for task in sets.train] == [""]
     assert sets.train_secrets() == frozenset()
+
+
+def test_a_task_is_of_the_split_that_it_was_made_for(tmp_path: Path) -> None:
+    made = "[Task(f'{split}_1', 'maze', 'left', (Message('user', 'Go.'),))]"
+    sets = load_tasks(config(tasks_plugin(tmp_path, made), "trainer.final_test=true"))
+    assert [task.split for one in (sets.train, sets.val, sets.test) for task in one] == [*SPLITS]
 
 
 def test_secrets_that_two_sets_share_are_told(tmp_path: Path) -> None:

@@ -18,10 +18,12 @@ from rubric_fakes import (
     RULES,
     SATISFACTION,
     WRITTEN,
+    Letters,
     Service,
     by_table,
     contrast_of,
     group_of,
+    models_of,
     played,
 )
 
@@ -35,9 +37,10 @@ from delta_belief_rl.algo.scorers.rubric_model import (
     write_ask,
 )
 from delta_belief_rl.algo.scorers.rubric_rules import Criterion
-from delta_belief_rl.engines.base import FinishReason
+from delta_belief_rl.engines.base import FinishReason, GenRequest
 from delta_belief_rl.engines.fake_engine import Fault, FaultKind
-from delta_belief_rl.trainer.rubrics import fitted
+from delta_belief_rl.engines.pump import EngineFailure, EngineLost, EngineRouter
+from delta_belief_rl.trainer.rubrics import PolicyWriter, fitted
 from delta_belief_rl.types import Group, StopReason, Trajectory
 
 # --- the choice -----------------------------------------------------------------------------------
@@ -201,6 +204,8 @@ def test_games_are_cut_to_the_room_that_there_is() -> None:
         ("<BUNDLE>\n\n-  Be bold. \n- Be calm.\n</Bundle>", [["Be bold.", "Be calm."]], 0, 0),
         (f"Sure!\n{WRITTEN}Good luck.", [[rule] for rule in RULES], 0, 0),
         (f"<think>\n<bundle>\n- No.\n</bundle>\n</think>\n{WRITTEN}", [[r] for r in RULES], 0, 0),
+        (f"<think>\nPerhaps:\n{WRITTEN}", [], 0, 0),  # a thought without an end
+        (f"{WRITTEN}<thinking>\n{WRITTEN}", [[rule] for rule in RULES], 0, 0),
         ("", [], 0, 0),
         ("- Be bold.\n- Be calm.", [], 0, 0),
         ("<bundle>\n- Be bold.", [], 0, 0),  # cut off
@@ -245,6 +250,8 @@ def test_a_writers_text_is_read_strictly(
         ("Rule 1: yes", [None, None]),
         ("yes", [None, None]),
         ("<think>1: no</think>\n1: yes\n2: 1", [1.0, 1.0]),
+        ("<think>\n1: yes\n2: no", [None, None]),
+        ("1: yes\n<think>\n2: no", [1.0, None]),
         ("", [None, None]),
         ("1: nan\n2: inf", [None, None]),
     ],
@@ -313,6 +320,49 @@ def test_J1_an_engine_that_dies_while_it_writes_stops_nothing() -> None:
     assert told["orsd/writer_failures/engine"] == told["orsd/writer_failures"] == 2
     assert told["orsd/groups_written"] == 0
     assert both.service.seeds == []
+
+
+@pytest.mark.parametrize(
+    ("text", "groups"), [(WRITTEN, 0), (f"Hm.\n{RULES[1]}</think>\n{WRITTEN}", 1)]
+)
+def test_what_a_header_begins_as_a_thought_is_read_behind_its_end_alone(
+    text: str, groups: int
+) -> None:
+    class Thinking(Letters):
+        after_reply = "<think>\n"
+
+    chat: Any = Thinking()
+    both = played(text)
+    router = EngineRouter([both.engine])
+    roles = replace(both.roles(), writer=PolicyWriter(router, chat, both.models))
+    _, told = asyncio.run(RubricScorer(rubric=MODEL).prepare([group_of()], roles, 1))
+    assert told["orsd/groups_written"] == groups
+
+
+@pytest.mark.fault
+def test_J1_an_engine_that_is_lost_keeps_no_other_from_being_called_off() -> None:
+    class Stalled:
+        """Answers nobody, and is lost for the first game."""
+
+        def __init__(self) -> None:
+            self.released: list[str] = []
+
+        async def generate(self, request: GenRequest) -> Any:
+            if request.session.endswith("t_2"):
+                raise EngineFailure("it is broken")
+            await asyncio.sleep(60.0)
+
+        async def release(self, session: str) -> None:
+            self.released.append(session)
+            if session.endswith("t_0"):
+                raise EngineLost("it is gone")
+
+    engine = Stalled()
+    writer = PolicyWriter(EngineRouter([engine]), LETTERS, models_of(deadline=0.1))
+    asks = [write_ask(contrast_of(group_of(f"t_{n}")), 4, 6, 1) for n in range(3)]
+    kinds = [getattr(one, "kind", None) for one in asyncio.run(writer.write(asks))]
+    assert kinds == [FailureKind.DEADLINE, FailureKind.DEADLINE, FailureKind.ENGINE]
+    assert {*engine.released} == {f"rubric/write/1/t_{n}" for n in range(3)}
 
 
 def test_a_prompt_without_room_is_a_failure_of_its_own_kind() -> None:

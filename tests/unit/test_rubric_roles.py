@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,12 @@ from delta_belief_rl.models.loading import load_causal_lm, load_tokenizer
 from delta_belief_rl.text.chat import ChatFormat
 from delta_belief_rl.trainer.actor import PolicyActor
 from delta_belief_rl.trainer.actor_settings import BASE
-from delta_belief_rl.trainer.rubric_settings import check_rubrics, rubric_contexts, rubric_roles
+from delta_belief_rl.trainer.rubric_settings import (
+    check_rubrics,
+    rubric_contexts,
+    rubric_models,
+    rubric_roles,
+)
 from delta_belief_rl.trainer.rubrics import CHECKED, BaseChecker, PolicyWriter, shares
 from delta_belief_rl.trainer.scoring import GameScore
 from delta_belief_rl.trainer.settings import actor_settings
@@ -149,7 +154,7 @@ ROOM = "data.max_prompt_length=2000"
 
 
 def test_settings_that_fit_are_taken() -> None:
-    check(load_config([*RUN, *BOTH])[0])
+    check(load_config([*RUN, *BOTH, ROOM])[0])
     check(load_config([*RUN, BOTH[1], "algorithm.orsd.verifier_model=some/model"])[0])
 
 
@@ -195,6 +200,48 @@ def test_U2_a_prompt_that_no_engine_can_hold_is_refused_before_the_run(chat: Cha
         check_rubrics(small, chat)
     check_rubrics(load_config([*RUN, *BOTH, ROOM])[0], chat)
     check_rubrics(load_config([*RUN])[0], chat)
+
+
+@pytest.mark.parametrize("writer", ["rules", "model"])
+def test_U2_a_check_that_fits_no_game_is_refused_and_its_own_cure_is_one(
+    writer: str, chat: ChatFormat
+) -> None:
+    own = (*RUN, BOTH[1], f"algorithm.orsd.writer={writer}", "algorithm.orsd.writer_tokens=8")
+    # That of the quick start; and one that has room for what a writer is asked.
+    more = f"data.max_prompt_length={256 if writer == 'rules' else 485}"
+    with pytest.raises(UserError, match=r"algorithm\.orsd\.verifier=model needs") as caught:
+        check_rubrics(load_config([*own, more])[0], chat)
+    found = re.search(r"set (data\.max_prompt_length) to (\d+) or more", str(caught.value))
+    assert found is not None
+    cfg, _ = load_config([*own, f"{found[1]}={found[2]}"])
+    check_rubrics(cfg, chat)
+    # The longest rules of code leave room for some of a game.
+    bundle = [Criterion("Let every question rule something out.", "model")] * 6
+    group = group_of()
+    games = [
+        replace(game, turns=tuple(replace(one, action="Is it an animal?") for one in game.turns))
+        for game in group.trajectories
+    ]
+    contrast = contrast_of(replace(group, trajectories=tuple(games)))
+    ask = check_asks(contrast, [bundle], 1)[0]
+    ranks = Ranks(lambda _number: -1.0)
+    told = asyncio.run(BaseChecker(ranks, chat, rubric_models(cfg)).check([ask]))
+    assert not isinstance(told[0], Failure)
+    with pytest.raises(UserError, match=r"algorithm\.orsd\.verifier=model needs"):
+        check_rubrics(load_config([*own, f"{found[1]}={int(found[2]) - 1}"])[0], chat)
+
+
+@pytest.mark.parametrize("model", ["base", "some/model"])
+def test_U2_too_few_tokens_for_a_check_are_refused_by_name(
+    model: str, chat: ChatFormat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://localhost:1/v1")
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    own = (*RUN, BOTH[1], ROOM, f"algorithm.orsd.verifier_model={model}")
+    cfg, _ = load_config([*own, "algorithm.orsd.prompt_tokens=300"])
+    with pytest.raises(UserError, match=r"algorithm\.orsd\.prompt_tokens is 300: set it to"):
+        check_rubrics(cfg, chat)
+    check_rubrics(load_config([*own, "algorithm.orsd.prompt_tokens=600"])[0], chat)
 
 
 def test_a_service_is_asked_for_only_where_it_is_named(

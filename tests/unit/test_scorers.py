@@ -333,6 +333,39 @@ def test_only_games_that_differ_in_outcome_are_contrasted() -> None:
     assert seen == [([WON], [DULL, LOST])]
 
 
+@pytest.mark.parametrize(
+    ("secret", "text", "told"),
+    [
+        ("Paris, France", "Ask whether it is Paris.", True),
+        ("Paris, France", "Ask whether it is in France.", False),
+        ("St. John's, Newfoundland, Canada", "Say St John's early.", True),
+        ("Washington, D.C.", "Guess Washington, D.C.", True),
+        ("D.C.", "Guess D.C.!", True),
+        ("C++", "Ask for C++, then for more.", True),
+        ("dog", "Ask about dogs.", True),
+        ("dogs", "Ask about a dog.", True),
+        ("box", "Think of boxes.", True),
+        ("dog", "Ask about dogma.", False),
+        ("New York", "Is it New-York?", True),
+        ("New York", "Is it NEW  YORK?", True),
+        ("New York", "Is it a new yorker?", False),
+        ("ice cream", "Is it icecream?", True),
+        ("ice cream", "Is it Ice_cream?", True),
+        ("São Paulo", "Is it Sao Paulo?", True),
+        ("Sao Paulo", "Is it S\u0061\u0303o Paulo?", True),
+        ("♥", "Say ♥ at once.", True),
+        ("glass", "Look at the glasses.", True),
+        ("in the wardrobe in the bedroom", "Go to the bedroom and open the wardrobe.", True),
+        ("in the wardrobe in the bedroom", "Look into the cupboard in the kitchen.", False),
+        ("a b c d e", "Read what is there.", False),
+        (" ", "Say nothing.", False),
+    ],
+)
+def test_the_answer_is_found_however_it_is_written(secret: str, text: str, told: bool) -> None:
+    assert quotes_answer(text, Task("t", "maze", secret, ())) is told
+    assert quotes_answer(text, Task("t", "maze", "eagle", (), aliases=(secret,))) is told
+
+
 def test_a_rule_that_names_the_answer_is_left_out() -> None:
     assert quotes_answer("Begin with: Is it an Eagle?", TASK)
     assert quotes_answer("Ask about a SEA EAGLE.", TASK)

@@ -148,6 +148,18 @@ def test_several_files_are_one_set_in_their_order(tmp_path: Path) -> None:
     assert tasks.train_secrets() == {"x", "y"}
 
 
+def test_a_task_is_of_the_split_that_its_file_is_read_for(tmp_path: Path) -> None:
+    # Rows that say nothing, and rows that say something else.
+    silent = [row(i, f"thing {i}", extra_info={"index": i}) for i in range(2)]
+    other = [row(i, f"other {i}", "test") for i in range(2, 4)]
+    train, val = write(tmp_path / "a.parquet", other), write(tmp_path / "b.parquet", silent)
+    words = [f"data.train_files=[{train}]", f"data.val_files=[{val}]"]
+    for more in ([], ["trainer.val_only=true"]):
+        sets = load_tasks(config(*words, *more))
+        assert {task.split for task in sets.train} == {"train"}
+        assert {task.split for task in sets.val} == {"val"}
+
+
 def test_sample_count_takes_the_first_rows_of_a_fixed_shuffle(tmp_path: Path) -> None:
     words = files(tmp_path, train=20, val=20)
     every = load_tasks(config(*words))

@@ -7,7 +7,7 @@ import pickle
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
@@ -497,6 +497,38 @@ def test_a_breach_of_the_contract_is_named(
     settings = TwentyQuestionsSettings(max_turns=4)
     with pytest.raises(EnvContractError, match=sentence):
         check_env(lambda: kind(task_for("dog"), settings))
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"score": 0.5}, "must be None until the game is over"),
+        ({"score": 0.5, "done": True}, ""),
+        ({"score": 1, "done": True}, ""),
+        ({"score": 1.5, "done": True}, "must lie in .0, 1. and is 1.5"),
+        ({"score": math.nan, "done": True}, "must lie in .0, 1. and is nan"),
+        ({"score": "1", "done": True}, "must be None or a number"),
+        ({"score": True, "done": True}, "must be None or a number"),
+        ({"action_key": None}, "'Outcome.action_key' must be text"),
+        ({"diagnostics": ["a note"]}, "'Outcome.diagnostics' must be a tuple of texts"),
+        ({"diagnostics": (1,)}, "'Outcome.diagnostics' must be a tuple of texts"),
+        ({"diagnostics": ("a note",), "action_key": "key"}, ""),
+    ],
+)
+def test_what_is_stored_of_a_turn_is_checked(changes: dict[str, Any], sentence: str) -> None:
+    class Odd(TwentyQuestions):
+        def apply(self, action: Action, reply: JudgeReply | None) -> Outcome:
+            outcome = super().apply(action, reply)
+            if changes.get("done"):
+                self._state = replace(self._state, done=True)
+            return replace(outcome, **changes)
+
+    settings = TwentyQuestionsSettings(max_turns=9)
+    if not sentence:
+        check_env(lambda: Odd(task_for("dog"), settings))
+        return
+    with pytest.raises(EnvContractError, match=sentence):
+        check_env(lambda: Odd(task_for("dog"), settings))
 
 
 def test_a_factory_that_returns_one_object_is_refused() -> None:

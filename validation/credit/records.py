@@ -10,13 +10,14 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from delta_belief_rl.cli.compare_cells import read_record
+from delta_belief_rl.cli.compare_cells import Cell, read_record
 from delta_belief_rl.cli.compare_plan import Study as Comparing
-from delta_belief_rl.eval.compare_results import Budget, CellResult, Evaluation, read_cell
+from delta_belief_rl.eval.compare_results import Budget, CellResult, Evaluation, kept_cell
 from delta_belief_rl.types import UserError
 
 Record = dict[str, Any]
@@ -25,11 +26,15 @@ _SHARED = ("study", "settings", "steps", "budget", "baseline", "seeds", "secrets
 """What two records must have alike before one goes on with the other."""
 _MOST_GAMES = 9
 """Of a secret in a validation: one digit each."""
+_PLACE = re.compile(r"(?<![\w.])(?<!:/)(?:/[^\s/'\"(),;:]+)+/")
+"""The folders of an absolute path."""
 _SIZES = ("steps", "games", "tokens", "seconds", "host_gib")
 
 
 def condense(name: str, steps: int, settings: Sequence[str], study: Comparing) -> Record:
     """What the runs of a study have brought, those that are done and those that failed.
+
+    A run that is done and whose files cannot be used stands among those that failed.
 
     Args:
         name: Of the study.
@@ -38,20 +43,24 @@ def condense(name: str, steps: int, settings: Sequence[str], study: Comparing) -
         study: Its runs.
 
     Raises:
-        UserError: A record of a run is damaged, or a validation has too many games of a secret.
+        UserError: A validation has too many games of a secret.
     """
     found: dict[tuple[str, int], CellResult] = {}
     wall: dict[tuple[str, int], float] = {}
     failures: list[Record] = []
     for cell in study.cells:
-        record = read_record(cell)
         key = (cell.method, cell.seed)
-        if record.cause:
-            # The log's place is the machine's own.
-            cause = record.cause.replace(f" ({cell.log})", "")
+        try:
+            record = read_record(cell)
+            cause = record.cause
+            if record.done:
+                found[key] = kept_cell(cell.folder, study.budget, cell.result)
+                wall[key] = record.seconds
+        except UserError as error:
+            cause = str(error)
+        if cause:
+            cause = _placeless(cause, cell)
             failures.append({"method": cell.method, "seed": cell.seed, "cause": cause})
-        if record.done:
-            found[key], wall[key] = read_cell(cell.folder, study.budget), record.seconds
     secrets = sorted(
         {task for one in found.values() for each in one.evaluations for task in each.counts}
     )
@@ -66,8 +75,12 @@ def condense(name: str, steps: int, settings: Sequence[str], study: Comparing) -
         "seeds": list(study.seeds),
         "secrets": secrets,
         "methods": list(study.methods),
-        "labels": {method: str(label) for method, label in study.labels.items()},
-        "differing": {method: list(items) for method, items in study.differing.items() if items},
+        "labels": {method: str(study.labels[method]) for method in study.methods},
+        "differing": {
+            method: list(study.differing[method])
+            for method in study.methods
+            if study.differing[method]
+        },
         "facts": {key: value for key, value in study.facts.items() if key != "settings"},
         "cells": [
             {
@@ -81,6 +94,12 @@ def condense(name: str, steps: int, settings: Sequence[str], study: Comparing) -
         ],
         "failures": failures,
     }
+
+
+def _placeless(cause: str, cell: Cell) -> str:
+    """A cause without the folders of the machine that it was found on."""
+    text = cause.replace(f" ({cell.log})", "").replace(f"{cell.folder.parent}/", "")
+    return _PLACE.sub("", text).rstrip(".")
 
 
 def _condensed(one: Evaluation, secrets: Sequence[str]) -> Record:

@@ -5,11 +5,13 @@
 
 The runs are those of ``delta-belief compare``, one on each core, in ``<out>/<study>``. At the end
 of the minutes those in progress are asked to save and end, and ``<out>/<study>.json`` has what is
-done. The same command again goes on. Methods of the first list of ``study.py`` are run before the
-others. With ``--have`` an earlier record is gone on with where its runs are not on this machine:
-methods that it has every seed of are not run, and its runs stand in the new record.
+done. The same command again goes on. Method after method is run with all seeds, those of the first
+list of ``study.py`` before the others; runs that failed are tried once again behind them. With
+``--have`` an earlier record is gone on with where its runs are not on this machine: methods that it
+has every seed of are not run, and its runs stand in the new record.
 
-Exit status: 0 when every run is done, 1 when some are missing or have failed, 2 for bad arguments.
+Exit status: 0 when every run is done, 1 when some are missing or have failed, 2 for bad arguments
+and where the comparison ended with a refusal, which leaves a record of what was done before it.
 """
 
 from __future__ import annotations
@@ -23,10 +25,11 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from delta_belief_rl.cli import leash
 from delta_belief_rl.cli.compare_plan import Study as Comparing
 from delta_belief_rl.cli.compare_plan import make_study
 from delta_belief_rl.cli.parser import OneLineParser
@@ -35,8 +38,12 @@ from validation.credit import records
 from validation.credit.study import BASELINE, FIRST, SEEDS, STUDIES, Study
 from validation.gpu import host
 
-CLOSING = 120.0
-"""Seconds at the end in which runs save and end, and their games are read for the record."""
+CLOSING = 90.0
+"""Seconds at the end in which runs save and end, and the record is written."""
+_ENDING = 80.0
+"""Of these, for the comparison, which gives its runs a minute."""
+_TRIES = 2
+"""Of a run that fails, within one call."""
 _POLL_SECONDS = 0.5
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
@@ -46,7 +53,7 @@ class Call:
     """One call of this program.
 
     Attributes:
-        methods: To be run here.
+        methods: To be run here, in this order.
         have: Record of runs that are not on this machine; None without one.
     """
 
@@ -69,33 +76,21 @@ class Call:
         """File of the record."""
         return self.out / f"{self.study.name}.json"
 
-    def waves(self) -> list[tuple[str, ...]]:
-        """Methods in the order of their turns: those of the first list, then the others."""
-        first = tuple(method for method in self.methods if method in FIRST)
-        then = tuple(method for method in self.methods if method not in FIRST)
-        return [wave for wave in (first, then) if wave]
-
-    def command(self, methods: Sequence[str]) -> list[str]:
-        """The comparison of some methods."""
+    def command(self) -> list[str]:
+        """The comparison that makes the runs."""
         return [
             *(sys.executable, "-m", "delta_belief_rl.cli.main", "compare"),
-            *("--methods", ",".join(methods), "--seeds", ",".join(map(str, self.seeds))),
-            *("--steps", str(self.steps), "--baseline", baseline_of(methods)),
-            *("--jobs", str(self.cores), "--out", str(self.folder)),
+            *("--methods", ",".join(self.methods), "--seeds", ",".join(map(str, self.seeds))),
+            *("--steps", str(self.steps), "--jobs", str(self.cores), "--out", str(self.folder)),
             *self.study.words,
         ]
 
 
-def baseline_of(methods: Sequence[str]) -> str:
-    """What a comparison of some methods is made with; the page has one baseline of its own."""
-    return BASELINE if BASELINE in methods else methods[0]
+def play(call: Call, say: Callable[[str], None]) -> bool:
+    """Run until everything is done, the time is up or a signal comes.
 
-
-def play(call: Call, say: Callable[[str], None]) -> None:
-    """Run wave after wave until everything is done, the time is up or a signal comes.
-
-    Raises:
-        UserError: A comparison refuses its settings.
+    Returns:
+        False where the comparison ended with a refusal, which it has told.
     """
     ends = time.monotonic() + 60 * call.minutes - CLOSING
     told: list[int] = []
@@ -104,12 +99,15 @@ def play(call: Call, say: Callable[[str], None]) -> None:
         for number in (signal.SIGTERM, signal.SIGINT)
     }
     try:
-        for wave in call.waves():
+        for number in range(_TRIES):
             if told or time.monotonic() >= ends:
-                return
-            say(f"{len(wave)} methods: {', '.join(wave)}")
-            if _compare(call.command(wave), ends, told) == 2:
-                raise UserError(f"The comparison of {', '.join(wave)} was refused, see above.")
+                break
+            again = ", what failed once again" if number else ""
+            say(f"{len(call.methods)} methods{again}: {', '.join(call.methods)}")
+            status = _compare(call.command(), ends, told)
+            if status != 1:
+                return status != 2
+        return True
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -118,38 +116,47 @@ def play(call: Call, say: Callable[[str], None]) -> None:
 def _compare(command: Sequence[str], ends: float, told: Sequence[int]) -> int:
     """One comparison, which is asked to end when its time is up; its exit status."""
     environment = os.environ | dict.fromkeys(_THREADS, "1")
+    # Should this program be killed, the comparison is told to end.
+    tied = [sys.executable, "-I", "-S", leash.__file__, "run", str(os.getpid()), *command]
     # Its own session: Ctrl-C reaches it through here, once.
     child = subprocess.Popen(
-        command, env=environment, stdout=subprocess.DEVNULL, start_new_session=True
+        tied, env=environment, stdout=subprocess.DEVNULL, start_new_session=True
     )
     while child.poll() is None and time.monotonic() < ends and not told:
         time.sleep(_POLL_SECONDS)
     if child.poll() is None:
         child.terminate()
-    return child.wait()
+    try:
+        return child.wait(_ENDING)
+    except subprocess.TimeoutExpired:
+        # Its runs are told to end by its death.
+        child.kill()
+        return child.wait()
 
 
 def plan(call: Call) -> Comparing:
-    """All runs of the call as one comparison.
+    """All runs of the call as one comparison; settings are held against the page's baseline.
 
     Raises:
         UserError: Settings cannot be compared, or the folder holds other runs.
     """
-    return make_study(
+    made = make_study(
         call.study.words,
-        methods=call.methods,
+        methods=tuple(dict.fromkeys((BASELINE, *call.methods))),
         seeds=call.seeds,
         steps=call.steps,
-        baseline=baseline_of(call.methods),
+        baseline=BASELINE,
         out=call.folder,
     )
+    cells = tuple(cell for cell in made.cells if cell.method in call.methods)
+    return replace(made, methods=call.methods, cells=cells)
 
 
 def make_record(call: Call, study: Comparing) -> records.Record:
     """The record of everything that is done, on this machine and in the record before.
 
     Raises:
-        UserError: What the runs left, or the record before, cannot be used.
+        UserError: The record before cannot be gone on with.
     """
     body = records.condense(call.study.name, call.steps, call.study.words, study)
     body["baseline"] = BASELINE
@@ -185,7 +192,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seeds", default=",".join(map(str, SEEDS)), metavar="1,2,3")
     parser.add_argument("--steps", type=int, help="training steps of a run (default: the study's)")
     parser.add_argument("--have", type=Path, metavar="FILE", help="a record to go on with")
-    parser.add_argument("--dry-run", action="store_true", help="print the commands and stop")
+    parser.add_argument("--dry-run", action="store_true", help="print the command and stop")
     return parser.parse_args(argv)
 
 
@@ -211,7 +218,8 @@ def make_call(args: argparse.Namespace) -> Call:
         raise UserError(f"--seeds={args.seeds} must be whole numbers such as 1,2,3.") from error
     have = records.load(args.have) if args.have else None
     done = set(records.complete(have)) if have else set[str]()
-    left = tuple(method for method in methods if method not in done)
+    first = [method for method in methods if method in FIRST]
+    left = tuple(name for name in dict.fromkeys([*first, *methods]) if name not in done)
     out = args.out.resolve()
     return Call(study, left, seeds, steps, args.cores, args.minutes, out, have)
 
@@ -222,7 +230,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         call = make_call(args)
         if args.dry_run:
-            print("\n".join(shlex.join(call.command(wave)) for wave in call.waves()))
+            print(shlex.join(call.command()))
             return 0
         if not call.methods:
             print(f"{args.have} has every run of {call.study.name}.")
@@ -230,7 +238,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Composing the settings of all methods takes a while, in which the first runs can go on.
         with ThreadPoolExecutor(max_workers=1) as beside:
             planned = beside.submit(plan, call)
-            play(call, lambda text: print(f"credit: {text}", file=sys.stderr, flush=True))
+            went = play(call, lambda text: print(f"credit: {text}", file=sys.stderr, flush=True))
             body = make_record(call, planned.result())
         records.write(call.record, body)
     except UserError as error:
@@ -238,6 +246,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     wanted = len(body["methods"]) * len(body["seeds"])
     print(f"{call.record}: {len(body['cells'])} of {wanted} runs, {len(body['failures'])} failed")
+    if not went:
+        print("validation.credit.run: the comparison was refused, see above.", file=sys.stderr)
+        return 2
     return int(len(body["cells"]) < wanted)
 
 

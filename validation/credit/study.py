@@ -26,6 +26,7 @@ FIRST = (
 THEN = (
     *("dr_grpo", "opo", "grpo_passk", "decay", "bilevel_gae", "arpo", "sdpo"),
     *("sdar", "opid", "orsd", "dapo", "starpo_s"),
+    *("spa_rl", "istar", "archer"),
 )
 METHODS = (*FIRST, *THEN)
 
@@ -34,11 +35,14 @@ FAMILIES = {
         *("grpo", "dr_grpo", "rloo", "opo", "grpo_passk", "reinforce_plus_plus_baseline"),
         *("dapo", "starpo_s"),
     ),
-    "turns by index": ("grpo_turn", "mt_grpo"),
-    "belief in the answer": ("delta_belief", "igpo", "decay"),
+    "turns by index": ("grpo_turn",),
+    "belief in the answer": ("delta_belief", "mt_grpo", "igpo", "decay"),
     "states that recur": ("gigpo", "hgpo", "graphgpo", "state_progress", "pearl"),
     "hindsight": ("hcapo", "relace"),
-    "critic": ("ppo", "turn_ppo", "bilevel_gae", "mpo"),
+    "learnt values": (
+        *("ppo", "turn_ppo", "bilevel_gae", "mpo"),
+        *("spa_rl", "istar", "archer"),
+    ),
     "trees of games": ("tree_grpo", "at2po", "arpo"),
     "teacher with a hint": ("opsd", "sdpo", "rlsd", "sdar", "opid", "orsd", "graph_opd"),
 }
@@ -49,12 +53,19 @@ COMMON = (
     "actor_rollout_ref.actor.policy_loss=ppo",
     "actor_rollout_ref.actor.clip_ratio_low=0.2",
     "actor_rollout_ref.actor.clip_ratio_high=0.28",
+    # What one belief is worth belongs to the environment: groups of methods set it apart.
+    "multi_turn.reward.weight_elicit=1.0",
+    # What is learnt beside the policy, at the size of these runs; other methods do not read it.
     "critic.optim.lr=0.01",
+    "algorithm.istar.lr=0.01",
+    "algorithm.archer.lr=0.001",
+    "algorithm.spa_rl.warmup_steps=6",
     # Validation samples as training does: a narrower one hides what is learnt at first.
     "actor_rollout_ref.rollout.val_kwargs.temperature=1.0",
     "actor_rollout_ref.rollout.val_kwargs.top_p=1.0",
     "actor_rollout_ref.rollout.val_kwargs.top_k=-1",
     # A policy that collapses shall count with what it wins, and not as a run that failed.
+    "trainer.abort.nan_gradients=null",
     "trainer.abort.min_entropy=null",
     "trainer.abort.max_repeated_chars=null",
     "trainer.abort.max_invalid_turns=null",

@@ -14,7 +14,7 @@ confidence over the places that are masked after its step), undefined at the las
 
 ``H_i`` is the entropy of the distribution that the token was drawn from. The factor ``n / n_T``
 makes the mean of the loss over all tokens that over the tokens of the steps drawn. Draws are a
-function of the update and of the response alone, so neither rows nor shards have an order.
+function of the update, the game's number and the turn, so rows have no order, and of the odds.
 
 Source: DTCA, credit by parts of speech for diffusion language models, in the spirit of. Confidence:
 DIGEST. Ours are: confidence as the largest probability, tokens of one step sharing their gain, the
@@ -62,7 +62,7 @@ class DtcaSettings:
     def __post_init__(self) -> None:
         require_range("algorithm.dtca.tau", self.tau, 0.0, open_low=True)
         require_range("algorithm.dtca.decay", self.decay, 0.0, 1.0)
-        require_range("algorithm.dtca.weight_low", self.weight_low, 0.0, 1.0)
+        require_range("algorithm.dtca.weight_low", self.weight_low, 0.0, 1.0, open_low=True)
         require_range("algorithm.dtca.weight_high", self.weight_high, 1.0)
         require_range("algorithm.dtca.step_share", self.step_share, 0.0, 1.0, open_low=True)
 
@@ -106,7 +106,8 @@ class Dtca:
             own = {name: column[span] for name, column in columns.items()}
             credit = self.token_credit(weights[span], own["commit_entropy"])
             step = own["commit_step"].astype(np.int64)
-            trained[span] = np.isin(step, self._draw(step, credit, own, table.update))
+            name = f"dtca/{table.update}/{table.traj[row]}/{table.turn[row]}"
+            trained[span] = np.isin(step, self._draw(step, credit, name))
             factor[span] = credit * len(step) / trained[span].sum()
         tokens = np.where(trained, token_advantages(table, before) * factor, 0.0)
         gains = columns["gain"][used & np.isfinite(columns["gain"])]
@@ -166,7 +167,7 @@ class Dtca:
         seen = used & np.isfinite(gain)
         if not seen.any():
             return
-        # Sorted sums do not depend on the order of rows.
+        # Exact sums do not depend on the order of rows.
         self.overall = self._moved(self.overall, _mean(gain[seen]))
         for kind in np.unique(category[seen]):
             mean = _mean(gain[seen & (category == kind)])
@@ -176,19 +177,16 @@ class Dtca:
         decay = self.settings.decay
         return new if old is None else decay * old + (1.0 - decay) * new
 
-    def _draw(
-        self, step: IntArray, credit: FloatArray, own: Mapping[str, FloatArray], update: int
-    ) -> IntArray:
-        """The steps of a response that are trained."""
+    def _draw(self, step: IntArray, credit: FloatArray, name: str) -> IntArray:
+        """The steps of a response that are trained; ``name`` says which response it is."""
         steps, odds = step_odds(step, credit)
         count = math.ceil(self.settings.step_share * len(steps))
         if count == len(steps):
             return steps
         # The smallest of exponential times: a draw without replacement by these odds.
-        names = hashlib.blake2b(f"dtca/{update}".encode(), digest_size=16)
-        for name in sorted(own):
-            names.update(np.ascontiguousarray(own[name]).tobytes())
-        rng = np.random.default_rng(int.from_bytes(names.digest(), "big"))
+        # Not of any float: rounding on another machine must not draw other steps.
+        seed = hashlib.blake2b(name.encode(), digest_size=16).digest()
+        rng = np.random.default_rng(int.from_bytes(seed, "big"))
         times = rng.exponential(size=len(steps)) / odds
         return steps[np.argsort(times, kind="stable")[:count]]
 

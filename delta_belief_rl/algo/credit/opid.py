@@ -72,8 +72,9 @@ class Opid(Stateless):
         """
         read = gap_behind(table, previous, "opid", VIEW_NAME)
         correction = self.settings.skill_w * read.gap
+        used = np.repeat(table.valid & read.seen[table.traj], table.n_tokens)
         stats = {
             "view_share": read.share,
-            "correction_size": float(np.abs(correction).mean()) if len(correction) else 0.0,
+            "correction_size": float(np.abs(correction[used]).mean()) if used.any() else 0.0,
         }
         return with_tokens(table, read.before, read.tokens + correction, stats)

@@ -15,9 +15,10 @@ mode                        loss of the whole batch
 ``seq-mean-token-sum-norm`` sum over tokens / (``rows`` * ``length``)
 ==========================  =====================================================================
 
-The last mode is that of Dr.GRPO (arXiv 2503.20783). The names on the right are *global* counts of the whole optimizer step, counted before it is cut
-into micro-batches and ranks, so the sum of the parts is the loss of the whole. ``rows`` and
-``turns`` count only those with a token. ``length`` is a constant, the token budget of a game.
+The last mode is that of Dr.GRPO (arXiv 2503.20783). The names on the right are *global* counts of
+the whole optimizer step, counted before it is cut into micro-batches and ranks, so the sum of the
+parts is the loss of the whole. ``rows`` and ``turns`` count only those with a token. ``length`` is
+a constant, the token budget of a game.
 """
 
 from __future__ import annotations

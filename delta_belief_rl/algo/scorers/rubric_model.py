@@ -7,8 +7,8 @@ The writer sees the best and the worst games of a group and answers with bundles
     - ...
     </bundle>
 
-Text outside of bundles, such as a thought, is not read. A bundle is refused as a whole where it
-holds anything but rules, no rule, too many, one twice, or the answer of the games.
+Text outside of bundles is not read, nor is a thought, ended or not. A bundle is refused as a whole
+where it holds anything but rules, no rule, too many, one twice, or the answer of the games.
 
 The checker sees one game and one bundle, and is not told how the game ended beyond what it says
 itself. It answers with a line for each rule: its number, a colon, and ``yes``, ``no`` or a number
@@ -32,7 +32,7 @@ import numpy as np
 from delta_belief_rl.algo.scorers.hints import cut_words, exchange
 from delta_belief_rl.algo.scorers.roles import Ask, Failure
 from delta_belief_rl.algo.scorers.rubric_contrast import Contrast, quotes_answer
-from delta_belief_rl.algo.scorers.rubric_rules import Criterion
+from delta_belief_rl.algo.scorers.rubric_rules import STANDING, Criterion
 from delta_belief_rl.types import FloatArray, Message, Trajectory, Verdict
 
 KIND = "model"
@@ -73,6 +73,7 @@ _BUNDLE = re.compile(r"<bundle>(.*?)</bundle>", re.IGNORECASE | re.DOTALL)
 _RULE = re.compile(r"-\s+(\S.*)")
 _VALUE = re.compile(r"(\d{1,3})\s*:\s*(yes|no|\d*\.?\d+)\.?", re.IGNORECASE)
 _THOUGHT = re.compile(r".*</think(?:ing)?>", re.IGNORECASE | re.DOTALL)
+_BEGUN = re.compile(r"<think(?:ing)?>.*", re.IGNORECASE | re.DOTALL)
 _TAGS = str.maketrans("<>", "()")
 _WORDS = {"yes": 1.0, "no": 0.0}
 
@@ -88,6 +89,13 @@ def write_ask(contrast: Contrast, count: int, size: int, step: int) -> Ask:
 def bare_write_messages(count: int, size: int) -> tuple[Message, ...]:
     """What the writer is asked without any game: the part that nothing can be cut from."""
     return (Message("user", _WRITE.format(games="", count=count, size=size)),)
+
+
+def bare_check_messages(size: int) -> tuple[Message, ...]:
+    """What the checker is asked of ``size`` rules of usual length, without any game."""
+    rule = max(STANDING.values(), key=len)
+    rules = "\n".join(f"{n}: {rule}" for n in range(1, size + 1))
+    return (Message("user", _CHECK.format(game="Game:\n", rules=rules)),)
 
 
 def check_asks(contrast: Contrast, bundles: Sequence[Sequence[Criterion]], step: int) -> list[Ask]:
@@ -115,7 +123,7 @@ def read_bundles(
     """
     found: list[list[Criterion]] = []
     counts: Counter[str] = Counter()
-    for content in _BUNDLE.findall(_THOUGHT.sub("", text)):
+    for content in _BUNDLE.findall(_without_thought(text)):
         rules = _rules_of(content, size)
         if rules is None:
             counts["bundles_malformed"] += 1
@@ -134,7 +142,7 @@ def read_values(text: str, count: int) -> list[float | None]:
         [1.0, 0.5, None]
     """
     said: dict[int, set[float]] = {}
-    for line in _THOUGHT.sub("", text).splitlines():
+    for line in _without_thought(text).splitlines():
         found = _VALUE.fullmatch(line.strip())
         if found is not None:
             word = found[2].lower()
@@ -167,6 +175,11 @@ def satisfactions(
         means = np.array([sum(values) / size for values in known], dtype=np.float64)
         out.append(means if len(told) == games else None)
     return out, counts
+
+
+def _without_thought(text: str) -> str:
+    """A text behind its thoughts; one that does not end goes on to the end of the text."""
+    return _BEGUN.sub("", _THOUGHT.sub("", text))
 
 
 def _rules_of(content: str, size: int) -> list[str] | None:

@@ -63,7 +63,7 @@ def split_of(problem: Problem) -> str:
 
 
 def draw(rng: np.random.Generator) -> Problem:
-    """Any problem; one in four has a result of one, so that both numbers are met."""
+    """Any problem; one in three has the result one, so that singular and plural are met."""
     some = sums()
     if rng.random() < 0.25:
         some = tuple(entry for entry in some if entry[1] == "minus" and entry[0] - entry[2] == 1)

@@ -30,7 +30,7 @@ class KindReport:
         tasks: How many were over.
         reward: Their mean reward.
         solved: Share with the reward 1.
-        failed_builds: Share of the messages in them after which the project was not built.
+        failed_builds: Share of the messages in them that changed the project and left it unbuilt.
         regressions: Share in which something that worked was broken.
         check_errors: Messages after which a check could not be carried out.
     """

@@ -1,7 +1,8 @@
 """Make the small denoiser of ``env=agreement``: supervised learning on noisy answers.
 
 Each example is a problem and a sentence that is right but for two mistakes: with probability
-``miscount`` the result is another number, with probability ``slip`` the verb does not agree. Some
+``miscount`` the result is drawn from one and the numbers next to the right one (where that is one,
+half of these draws are right), with probability ``slip`` the verb does not agree. Some
 places of the answer are masked, and the model learns to fill them. Places behind the end of an
 answer are masked as long as the end is, and there it learns to be unsure, so that they are not
 filled before the end is.
@@ -31,10 +32,11 @@ from delta_belief_rl.rollout.seeds import turn_seed
 from delta_belief_rl.text.chat import ChatFormat
 from delta_belief_rl.text.word_tokenizer import CHAT_TEMPLATE, IM_END, PAD, UNKNOWN, special_tokens
 from delta_belief_rl.trainer.warmup.train import pick_device
-from delta_belief_rl.types import BoolArray, IntArray, Message, Verdict
+from delta_belief_rl.types import BoolArray, IntArray, Message, UserError, Verdict
 
 MASK = "<|mask|>"
 _PLACES = 48
+_HEADS = 4
 _LOGGED = 20
 
 
@@ -50,7 +52,7 @@ class AgreementWarmup:
         examples: Different ones.
         lr: Largest rate; it rises over a twentieth of the steps and falls to zero.
         hidden, layers, mlp: Sizes.
-        miscount: Share of examples with another result.
+        miscount: Share of examples whose result is drawn; see ``noisy_answer``.
         slip: Share of examples whose verb does not agree.
         unsure: Weight of the loss at places behind the end.
         eval_games: Answers to measure with, over the validation problems in turn.
@@ -71,11 +73,16 @@ class AgreementWarmup:
     eval_games: int = 320
 
     def __post_init__(self) -> None:
+        require_range("--seed", self.seed, 0)
         require_range("--steps", self.steps, 1)
         require_range("--batch-games", self.batch, 1, self.examples)
         require_range("--lr", self.lr, 0.0, open_low=True)
         require_range("--miscount", self.miscount, 0.0, 1.0)
         require_range("--slip", self.slip, 0.0, 1.0)
+        for name in ("hidden", "layers", "mlp"):
+            require_range(f"--{name}", getattr(self, name), 1)
+        if self.hidden % _HEADS:
+            raise UserError(f"--hidden is {self.hidden}; it must be a multiple of {_HEADS}.")
         require_range("--eval-games", self.eval_games, 1)
 
 
@@ -136,6 +143,7 @@ def denoiser_config(tokenizer: PreTrainedTokenizerFast, warmup: AgreementWarmup)
         category_names=CATEGORIES,
         hidden_size=warmup.hidden,
         num_hidden_layers=warmup.layers,
+        num_attention_heads=_HEADS,
         intermediate_size=warmup.mlp,
         max_position_embeddings=_PLACES,
     )
@@ -168,7 +176,7 @@ def noisy_answer(problem: Problem, warmup: AgreementWarmup, rng: np.random.Gener
     """An answer with the mistakes that the examples have."""
     result = problem.result
     if rng.random() < warmup.miscount:
-        # The nearest numbers, and the one that changes what agrees.
+        # The nearest numbers, and the one that changes what agrees, be it right or not.
         result = int(
             rng.choice([number for number in (1, result - 1, result + 1) if _fits(number)])
         )

@@ -238,7 +238,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--miscount",
         type=float,
         default=agreement.miscount,
-        help="agreement: share of the examples with another result",
+        help="agreement: share of the examples whose result is one or next to the right one",
     )
     parser.add_argument(
         "--slip",
