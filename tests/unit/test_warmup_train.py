@@ -205,3 +205,13 @@ def test_replies_in_play_follow_the_table() -> None:
     assert game.done
     assert [turn.repeated for turn in game.turns] == [False, True, False, False]
     assert not game.consistent[4]
+
+
+@pytest.mark.parametrize("env", ["errands", "agreement"])
+def test_a_device_that_is_not_there_is_refused_in_one_sentence(
+    env: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["--env", env, "--out", str(tmp_path / "agent"), "--device", "nonsense"]
+    assert main(command) == 2
+    assert "--device nonsense is no device" in capsys.readouterr().err
+    assert not (tmp_path / "agent").exists()

@@ -102,10 +102,20 @@ def learning_rate(settings: WarmupSettings, step: int, share: float) -> float:
 
 
 def pick_device(name: str) -> torch.device:
-    """``auto`` takes CUDA where there is one."""
+    """``auto`` takes CUDA where there is one.
+
+    Raises:
+        UserError: There is no such device.
+    """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(name)
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UserError(f"--device {name} is no device: give auto, cpu or cuda.") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError("There is no CUDA device: use --device cpu.")
+    return device
 
 
 class Clock:
