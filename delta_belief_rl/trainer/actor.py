@@ -52,7 +52,10 @@ from delta_belief_rl.trainer.optimizer import (
     build_optimizer,
     gradient_norm,
     learning_rate,
+    restore_optimizer,
+    saved_optimizer,
     set_learning_rate,
+    update_figures,
 )
 from delta_belief_rl.trainer.policy_terms import Scored, loss_terms
 from delta_belief_rl.trainer.scoring import GameScore, ScorePass
@@ -265,16 +268,12 @@ class PolicyActor:
             slow = self._update_ema(training_step)
             self.version += 1
         merged = {name: (float(s), float(n)) for name, (s, n) in merge_metrics(parts).items()}
-        finite = [norm for norm in norms if np.isfinite(norm)]
         told = {} if critic is None else critic.finish(training_step)
         for learner in self.learners.values():
             told |= learner.finish(training_step)
         # Every rank knows the global norm; one reports it, or merging would count it several times.
         if self.rank == 0:
-            merged["actor/grad_norm"] = (float(np.sum(finite)), float(len(finite)))
-            merged["actor/lr"] = (rate, 1.0)
-            merged["actor/optimizer_steps"] = (float(len(norms)), 1.0)
-            merged["actor/skipped_updates"] = (float(len(norms) - len(finite)), 1.0)
+            merged |= update_figures(norms, rate)
             merged["actor/empty_updates"] = (float(not steps), 1.0)
             merged |= {name: (value, 1.0) for name, value in slow.items()} | told
             if self.settings.kl_coef:
@@ -375,12 +374,8 @@ class PolicyActor:
 
         A collective when the model is sharded; the state does not depend on the number of ranks.
         """
-        with at_hand(self.optimizer, self.settings.optimizer.offload):
-            optimizer = self.optimizer.state_dict()
-            if self.world_size > 1:
-                from delta_belief_rl.trainer.sharding import gather_optimizer_state
-
-                optimizer = gather_optimizer_state(optimizer)
+        offload = self.settings.optimizer.offload
+        optimizer = saved_optimizer(self.optimizer, offload, self.world_size)
         state: dict[str, Any] = {
             "version": self.version,
             "adapter": dict(self.snapshot(POLICY).state),
@@ -430,12 +425,8 @@ class PolicyActor:
                     "algorithm.adv_estimator that it was saved with, or start a new run."
                 )
             learner.load_state(known[name])
-        if self.world_size > 1:
-            from delta_belief_rl.trainer.sharding import scatter_optimizer_state
-
-            optimizer = scatter_optimizer_state(optimizer, self.optimizer)
-        with at_hand(self.optimizer, self.settings.optimizer.offload):
-            self.optimizer.load_state_dict(optimizer)
+        offload = self.settings.optimizer.offload
+        restore_optimizer(self.optimizer, optimizer, offload, self.world_size)
 
     def barrier(self) -> None:
         """Wait for all ranks."""

@@ -46,6 +46,8 @@ from delta_belief_rl.trainer.optimizer import (
     build_optimizer,
     gradient_norm,
     learning_rate,
+    restore_optimizer,
+    saved_optimizer,
     set_learning_rate,
 )
 from delta_belief_rl.types import FloatArray, IntArray, TrainBatch, UserError
@@ -231,12 +233,8 @@ class Critic:
 
     def state(self) -> dict[str, Any]:
         """Weights and optimizer; a collective when the model is sharded."""
-        with at_hand(self.optimizer, self.settings.optimizer.offload):
-            optimizer = self.optimizer.state_dict()
-            if self.world_size > 1:
-                from delta_belief_rl.trainer.sharding import gather_optimizer_state
-
-                optimizer = gather_optimizer_state(optimizer)
+        offload = self.settings.optimizer.offload
+        optimizer = saved_optimizer(self.optimizer, offload, self.world_size)
         state: dict[str, Any] = {"head": self.head.arrays(), "optimizer": optimizer}
         if self.settings.own:
             state["adapter"] = adapter_state(self._model, CRITIC)
@@ -256,13 +254,8 @@ class Critic:
         self.head.load_arrays(state["head"])
         if self.settings.own:
             load_adapter_state(self._model, CRITIC, state["adapter"])
-        optimizer = state["optimizer"]
-        if self.world_size > 1:
-            from delta_belief_rl.trainer.sharding import scatter_optimizer_state
-
-            optimizer = scatter_optimizer_state(optimizer, self.optimizer)
-        with at_hand(self.optimizer, self.settings.optimizer.offload):
-            self.optimizer.load_state_dict(optimizer)
+        offload = self.settings.optimizer.offload
+        restore_optimizer(self.optimizer, state["optimizer"], offload, self.world_size)
 
 
 def _trained(batch: TrainBatch) -> IntArray:

@@ -43,6 +43,7 @@ from delta_belief_rl.trainer.optimizer import (
     gradient_norm,
     learning_rate,
     set_learning_rate,
+    update_figures,
 )
 from delta_belief_rl.trainer.policy_terms import Scored, loss_terms
 from delta_belief_rl.trainer.scoring import GameScore
@@ -156,15 +157,9 @@ class DenoiserActor:
                 self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.version += bool(steps)
-        finite = [norm for norm in norms if np.isfinite(norm)]
         merged = {name: (float(s), float(n)) for name, (s, n) in merge_metrics(parts).items()}
-        return merged | {
-            "actor/grad_norm": (float(np.sum(finite)), float(len(finite))),
-            "actor/lr": (rate, 1.0),
-            "actor/optimizer_steps": (float(len(norms)), 1.0),
-            "actor/skipped_updates": (float(len(norms) - len(finite)), 1.0),
-            "actor/empty_updates": (float(not steps), 1.0),
-        }
+        told = update_figures(norms, rate)
+        return merged | told | {"actor/empty_updates": (float(not steps), 1.0)}
 
     def _backward(self, batch: TrainBatch, denominators: Mapping[str, float]) -> Metrics:
         """Forward and backward of a micro-batch; without anything to train it does nothing."""

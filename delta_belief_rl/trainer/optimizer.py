@@ -6,9 +6,10 @@ The rate is a pure function of the training step, so nothing of a schedule has t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -85,6 +86,47 @@ def move_state(optimizer: torch.optim.Optimizer, device: torch.device | None) ->
         for name, value in slots.items():
             if isinstance(value, torch.Tensor) and value.ndim:
                 slots[name] = value.to(parameter.device if device is None else device)
+
+
+def saved_optimizer(
+    optimizer: torch.optim.Optimizer, offload: bool, world_size: int
+) -> dict[str, Any]:
+    """Its state, whole, for a checkpoint; a collective where there are several ranks."""
+    with at_hand(optimizer, offload):
+        state = optimizer.state_dict()
+        if world_size > 1:
+            from delta_belief_rl.trainer.sharding import gather_optimizer_state
+
+            state = gather_optimizer_state(state)
+    return state
+
+
+def restore_optimizer(
+    optimizer: torch.optim.Optimizer, state: dict[str, Any], offload: bool, world_size: int
+) -> None:
+    """Continue from ``saved_optimizer``, on any number of ranks."""
+    if world_size > 1:
+        from delta_belief_rl.trainer.sharding import scatter_optimizer_state
+
+        state = scatter_optimizer_state(state, optimizer)
+    with at_hand(optimizer, offload):
+        optimizer.load_state_dict(state)
+
+
+def update_figures(norms: Sequence[float], rate: float) -> dict[str, tuple[float, float]]:
+    """What a policy's optimizer did in a training step, as (sum, count) by metric.
+
+    Args:
+        norms: Of the gradient before each of its steps; one that is not finite was skipped.
+        rate: The learning rate.
+    """
+    finite = [norm for norm in norms if math.isfinite(norm)]
+    return {
+        "actor/grad_norm": (float(sum(finite)), float(len(finite))),
+        "actor/lr": (rate, 1.0),
+        "actor/optimizer_steps": (float(len(norms)), 1.0),
+        "actor/skipped_updates": (float(len(norms) - len(finite)), 1.0),
+    }
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

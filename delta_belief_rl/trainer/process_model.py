@@ -43,6 +43,8 @@ from delta_belief_rl.trainer.optimizer import (
     build_optimizer,
     gradient_norm,
     learning_rate,
+    restore_optimizer,
+    saved_optimizer,
     set_learning_rate,
 )
 from delta_belief_rl.types import FloatArray, IntArray, TrainBatch, UserError
@@ -189,12 +191,8 @@ class ProcessModel:
 
     def state(self) -> dict[str, Any]:
         """Weights and optimizer; a collective when the model is sharded."""
-        with at_hand(self.optimizer, self.settings.optimizer.offload):
-            optimizer = self.optimizer.state_dict()
-            if self.world_size > 1:
-                from delta_belief_rl.trainer.sharding import gather_optimizer_state
-
-                optimizer = gather_optimizer_state(optimizer)
+        offload = self.settings.optimizer.offload
+        optimizer = saved_optimizer(self.optimizer, offload, self.world_size)
         return {"adapter": adapter_state(self._model, ADAPTER), "optimizer": optimizer}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -209,13 +207,8 @@ class ProcessModel:
                 "algorithm.adv_estimator that it was saved with, or start a new run."
             )
         load_adapter_state(self._model, ADAPTER, state["adapter"])
-        optimizer = state["optimizer"]
-        if self.world_size > 1:
-            from delta_belief_rl.trainer.sharding import scatter_optimizer_state
-
-            optimizer = scatter_optimizer_state(optimizer, self.optimizer)
-        with at_hand(self.optimizer, self.settings.optimizer.offload):
-            self.optimizer.load_state_dict(optimizer)
+        offload = self.settings.optimizer.offload
+        restore_optimizer(self.optimizer, state["optimizer"], offload, self.world_size)
 
 
 def _taught(batch: TrainBatch | None) -> IntArray:
