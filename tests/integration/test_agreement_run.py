@@ -126,7 +126,7 @@ def test_a_denoiser_trains_and_validates_through_ray(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_R3_a_run_that_is_cut_off_and_resumed_is_the_straight_one(tmp_path: Path) -> None:
+def test_a_run_that_is_cut_off_and_resumed_is_the_straight_one(tmp_path: Path) -> None:
     straight, cut = tmp_path / "straight", tmp_path / "cut"
     _, trace = play(command(straight, "trainer.final_test=true"))
     second = [at for at, name in enumerate(trace.names) if name == "ActorWorker.update"][1]

@@ -307,7 +307,7 @@ def test_A18_no_steps_leave_the_policy_as_it_is(settings: ActorSettings) -> None
     assert actor.snapshot().checksum == before.checksum
 
 
-def test_R3_a_saved_and_loaded_actor_makes_the_same_next_update(settings: ActorSettings) -> None:
+def test_a_saved_and_loaded_actor_makes_the_same_next_update(settings: ActorSettings) -> None:
     straight, _ = updated(settings, [range(6)])
     resumed = DenoiserActor(settings)
     resumed.load_state(parse_state(dump_state(straight.state())))

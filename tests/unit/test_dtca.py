@@ -278,7 +278,7 @@ def test_extreme_gains_with_a_small_tau_stay_finite_and_inside_the_bounds() -> N
     assert got.max() / got.min() <= 4.0 / 0.25 + 1e-9
 
 
-def test_E4_saved_and_loaded_means_make_the_same_next_update() -> None:
+def test_saved_and_loaded_means_make_the_same_next_update() -> None:
     straight = Dtca()
     straight.apply(two_responses(), of_turns([1.0, -1.0, 0.5]))
     resumed = Dtca()
