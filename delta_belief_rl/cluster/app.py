@@ -45,7 +45,7 @@ from delta_belief_rl.envs.twenty_questions import PUBLISHED_NOTICES
 from delta_belief_rl.envs.worlds.game import WORLD_NOTICES
 from delta_belief_rl.eval.report import render
 from delta_belief_rl.judge.api_judge import probe_service
-from delta_belief_rl.judge.build import judge_chat
+from delta_belief_rl.judge.hf_judge import judge_chat
 from delta_belief_rl.judge.packaged import RULES, rules_judge
 from delta_belief_rl.models.loading import load_tokenizer
 from delta_belief_rl.models.packaged import materialise

@@ -17,6 +17,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from delta_belief_rl.cluster.footprints import Footprint
 from delta_belief_rl.cluster.gpus import BookedGpus, book_gpus
 from delta_belief_rl.cluster.groups import RayEngineGroup, RayPolicyGroup
+from delta_belief_rl.cluster.judge_worker import JudgeWorker
 from delta_belief_rl.cluster.judges import (
     API,
     MODELS,
@@ -36,7 +37,6 @@ from delta_belief_rl.cluster.vllm_replicas import (
 from delta_belief_rl.cluster.workers import (
     ActorWorker,
     EngineWorker,
-    JudgeWorker,
     worker_env,
 )
 from delta_belief_rl.config.plan import Placement, Plan

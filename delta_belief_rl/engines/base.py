@@ -36,6 +36,17 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
 
 
+def check_sampling(sampling: SamplingParams) -> str:
+    """The reason why these settings cannot be served, or an empty string."""
+    if sampling.max_tokens <= 0:
+        return f"max_tokens is {sampling.max_tokens}; at least one token must be asked for"
+    if sampling.temperature < 0:
+        return f"temperature is {sampling.temperature}; it must not be negative"
+    if not 0.0 < sampling.top_p <= 1.0:
+        return f"top_p is {sampling.top_p}; it must be in (0, 1]"
+    return ""
+
+
 @dataclass(frozen=True, slots=True)
 class GenRequest:
     """One turn of one game.

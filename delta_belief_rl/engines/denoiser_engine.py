@@ -28,9 +28,9 @@ from delta_belief_rl.engines.base import (
     GenRequest,
     SamplingParams,
     TailRequest,
+    check_sampling,
 )
 from delta_belief_rl.engines.sampling import (
-    check_sampling,
     cuts_distribution,
     sample_tokens,
     uniforms,

@@ -37,9 +37,10 @@ from delta_belief_rl.engines.base import (
     FinishReason,
     GenRequest,
     TailRequest,
+    check_sampling,
 )
 from delta_belief_rl.engines.hf_forward import next_logits, score_ids, tail_logps
-from delta_belief_rl.engines.sampling import SlotTable, check_sampling, cuts_distribution
+from delta_belief_rl.engines.sampling import SlotTable, cuts_distribution
 from delta_belief_rl.models.attention import ATTENTION_NAME, SlotCache
 from delta_belief_rl.models.loading import load_adapter_state
 

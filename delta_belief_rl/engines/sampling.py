@@ -33,17 +33,6 @@ def cuts_distribution(sampling: SamplingParams) -> bool:
     return sampling.temperature > 0 and (sampling.top_k > 0 or sampling.top_p < 1.0)
 
 
-def check_sampling(sampling: SamplingParams) -> str:
-    """The reason why these settings cannot be served, or an empty string."""
-    if sampling.max_tokens <= 0:
-        return f"max_tokens is {sampling.max_tokens}; at least one token must be asked for"
-    if sampling.temperature < 0:
-        return f"temperature is {sampling.temperature}; it must not be negative"
-    if not 0.0 < sampling.top_p <= 1.0:
-        return f"top_p is {sampling.top_p}; it must be in (0, 1]"
-    return ""
-
-
 def _keep(probs: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     """Which tokens survive top-k and then top-p of the renormalised rest. ``[R, V]`` booleans."""
     ranked, order = probs.sort(dim=-1, descending=True, stable=True)

@@ -21,8 +21,7 @@ from safetensors.numpy import save_file
 
 from delta_belief_rl.config.engine_args import LORA_RANKS
 from delta_belief_rl.config.versions import VLLM
-from delta_belief_rl.engines.base import AdapterState, GenRequest
-from delta_belief_rl.engines.sampling import check_sampling
+from delta_belief_rl.engines.base import AdapterState, GenRequest, check_sampling
 from delta_belief_rl.types import UserError
 
 LOWEST_TEMPERATURE = 0.01

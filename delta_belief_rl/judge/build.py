@@ -4,22 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
-from delta_belief_rl.engines.hf_engine import HFEngine
-from delta_belief_rl.engines.text_engine import StepTextEngine
 from delta_belief_rl.envs.base import Judge
 from delta_belief_rl.envs.worlds.table import load_world
 from delta_belief_rl.judge.api_judge import ApiJudge, ApiJudgeSettings
-from delta_belief_rl.judge.llm_judge import LlmJudge, LlmJudgeSettings
+from delta_belief_rl.judge.llm_judge import LlmJudgeSettings
 from delta_belief_rl.judge.packaged import rules_judge
-from delta_belief_rl.judge.prompts import JudgeMode
 from delta_belief_rl.judge.rules_judge import WorldJudge
 from delta_belief_rl.judge.vllm_judge import VllmJudge, VllmJudgeSettings
-from delta_belief_rl.models.loading import load_causal_lm, load_tokenizer
-from delta_belief_rl.text.chat import ChatFormat
-
-DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +38,7 @@ class HfJudgeSettings:
 
     Attributes:
         asked: How it is asked and read.
-        dtype: A name in ``DTYPES``.
+        dtype: ``bfloat16``, ``float16`` or ``float32``.
         lanes: Questions that it answers together.
         reuse: See ``StepTextEngine.keep``.
         max_batch_tokens: Most tokens of one forward pass over prompts.
@@ -82,29 +73,9 @@ def build_judge(settings: JudgeSettings) -> Judge:
         return rules_judge(settings.env, settings.plugins)
     if isinstance(settings, ApiJudgeSettings):
         return ApiJudge(settings)
+    # Any other judge is there seconds earlier, without the libraries of models.
+    from delta_belief_rl.judge.hf_judge import build_hf_judge, judge_chat
+
     if isinstance(settings, VllmJudgeSettings):
         return VllmJudge(settings, judge_chat(settings.model_path, settings.asked.mode))
-    if settings.num_threads:
-        torch.set_num_threads(settings.num_threads)
-    chat = judge_chat(settings.model_path, settings.asked.mode)
-    model = load_causal_lm(settings.model_path, DTYPES[settings.dtype], settings.device)
-    asked = settings.asked
-    engine = HFEngine(
-        model,
-        max_sequences=settings.lanes,
-        max_len=asked.prompt_length + asked.response_length,
-        max_batch_tokens=settings.max_batch_tokens,
-    )
-    text = StepTextEngine(engine, chat, lanes=settings.lanes, keep=settings.reuse)
-    return LlmJudge(text, asked)
-
-
-def judge_chat(model_path: str, mode: JudgeMode) -> ChatFormat:
-    """The chat format that a judge is asked in.
-
-    Raises:
-        UserError: There is no tokenizer, or it cannot render a conversation.
-    """
-    return ChatFormat.from_tokenizer(
-        load_tokenizer(model_path), {"enable_thinking": mode == "thinking"}
-    )
+    return build_hf_judge(settings)

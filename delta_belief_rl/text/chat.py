@@ -23,12 +23,15 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from jinja2.exceptions import TemplateError
-from transformers import PreTrainedTokenizerBase
 
 from delta_belief_rl.types import Message, UserError
+
+if TYPE_CHECKING:
+    # A judge that asks no model loads no model library.
+    from transformers import PreTrainedTokenizerBase
 
 ThinkingHistory = Literal["keep", "strip"]
 

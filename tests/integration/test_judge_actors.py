@@ -10,10 +10,10 @@ from ray.exceptions import RayError
 
 from delta_belief_rl.cluster import pools
 from delta_belief_rl.cluster.gpus import BookedGpus
+from delta_belief_rl.cluster.judge_worker import JudgeWorker
 from delta_belief_rl.cluster.judges import JudgeReplicas
 from delta_belief_rl.cluster.members import Roster
 from delta_belief_rl.cluster.ray_app import ray_session
-from delta_belief_rl.cluster.workers import JudgeWorker
 from delta_belief_rl.config.plan import Placement
 from delta_belief_rl.config.schema_trainer import RayInit
 from delta_belief_rl.envs.base import JudgeRequest

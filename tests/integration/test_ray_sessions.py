@@ -15,9 +15,9 @@ import ray
 
 from delta_belief_rl.cluster import machines, pools
 from delta_belief_rl.cluster.gpus import BookedGpus, book_gpus
+from delta_belief_rl.cluster.judge_worker import JudgeWorker
 from delta_belief_rl.cluster.ranks import meeting_point
 from delta_belief_rl.cluster.ray_app import ray_session
-from delta_belief_rl.cluster.workers import JudgeWorker
 from delta_belief_rl.config.plan import MachineNeeds, Placement
 from delta_belief_rl.config.schema_trainer import RayInit
 from delta_belief_rl.types import UserError

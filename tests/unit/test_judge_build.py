@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,8 @@ import pytest
 from judge_fakes import save_constant_judge
 from transformers import AutoTokenizer
 
+from delta_belief_rl.cluster.judge_worker import JudgeWorker
 from delta_belief_rl.cluster.judges import is_self_tested, least_accuracy
-from delta_belief_rl.cluster.workers import JudgeWorker
 from delta_belief_rl.config.compose import load_config
 from delta_belief_rl.config.facts import Facts, ModelShape
 from delta_belief_rl.config.plan import make_plan
@@ -37,6 +39,7 @@ from delta_belief_rl.types import UserError, Verdict
 from tests.runs import metrics_of, play, words, write_world
 from tests.worlds import task_for
 
+ROOT = Path(__file__).resolve().parents[2]
 DIRECT = LlmJudgeSettings(mode="direct", prompt_length=4000, response_length=4)
 
 
@@ -48,6 +51,24 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def worker(settings: HfJudgeSettings | WorldJudgeSettings) -> Judge:
     """The actor class that Ray would start, without Ray."""
     return JudgeWorker.__ray_metadata__.modified_class(settings)  # type: ignore[attr-defined]
+
+
+def test_a_judge_that_asks_no_model_loads_no_model_library() -> None:
+    program = """
+import sys
+from delta_belief_rl.cluster.judge_worker import JudgeWorker
+from delta_belief_rl.envs.base import JudgeRequest
+from delta_belief_rl.judge.build import RulesJudgeSettings, WorldJudgeSettings
+from tests.worlds import task_for
+make = JudgeWorker.__ray_metadata__.modified_class
+replies = make(WorldJudgeSettings("everyday")).answer([JudgeRequest(task_for("dog"), "Is it?", ())])
+assert len(replies) == 1, replies
+make(RulesJudgeSettings("murder_mystery"))
+print([name for name in ("torch", "transformers", "peft", "vllm") if name in sys.modules])
+"""
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "[]", done.stderr
 
 
 def requests(*questions: str) -> list[JudgeRequest]:
