@@ -67,13 +67,18 @@ def actor_pool(config: RunConfig) -> Iterator[str]:
     for adapter in actor.model.adapters:
         if actor.model.lora_rank and (adapter.r < 1 or adapter.alpha < 1):
             yield f"The adapter {adapter.name} needs r and alpha of at least 1."
+        elif adapter.r < 0 or adapter.alpha < 0:
+            yield (
+                f"The adapter {adapter.name} in actor_rollout_ref.model.adapters must not have a "
+                f"negative r or alpha, not {adapter.r} and {adapter.alpha}."
+            )
     names = [adapter.name for adapter in actor.model.adapters]
     if len(set(names)) < len(names):
         yield "Two adapters in actor_rollout_ref.model.adapters have the same name; rename one."
-    if actor.model.lora_rank < 0:
-        yield (
-            f"actor_rollout_ref.model.lora_rank must not be negative, not {actor.model.lora_rank}."
-        )
+    for name in ("lora_rank", "lora_alpha"):
+        value = getattr(actor.model, name)
+        if value < 0:
+            yield f"actor_rollout_ref.model.{name} must not be negative, not {value}."
     if actor.model.lora_rank and not names:
         yield (
             "actor_rollout_ref.model.lora_rank is set but actor_rollout_ref.model.adapters is "

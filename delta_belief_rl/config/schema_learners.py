@@ -34,6 +34,17 @@ class Archer:
         new=True,
     )
     bootstrap_truncated: bool = opt(False, BOOTSTRAP_HELP, new=True)
+    token_baseline: bool = opt(
+        False,
+        "Subtract from the advantage of each token what a baseline expects of its turn from the "
+        "tokens before it.",
+        new=True,
+    )
+    baseline_lr: float = opt(
+        1e-3,
+        "Learning rate of that baseline, which takes one step for each of the policy's.",
+        new=True,
+    )
 
 
 @dataclass(frozen=True, slots=True)

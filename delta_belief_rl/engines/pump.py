@@ -211,11 +211,20 @@ class EnginePump:
         self._poke()
 
     async def flush(self) -> None:
-        """Let a running step end and tell the engine of every game released so far."""
+        """Let a running step end and tell the engine of every game released so far.
+
+        Raises:
+            EngineFailure: It cannot be told; every later call raises this, too.
+        """
         if self._task is not None:
             await asyncio.wait([self._task])
-        if self._failure is None:
+        if self._failure is not None:
+            return
+        try:
             await self._tell_released()
+        except EngineFailure as failure:
+            self._fail(failure)
+            raise
 
     def outstanding(self) -> tuple[int, float]:
         """Number of requests that wait, and the age of the oldest in seconds."""
@@ -420,10 +429,15 @@ class EngineRouter:
             await self._engines[lane].release(session)
 
     async def flush(self) -> None:
-        """Tell every engine of the games released so far."""
-        for engine in self._engines:
-            if isinstance(engine, EnginePump):
-                await engine.flush()
+        """Tell every engine of the games released so far, whatever becomes of the others.
+
+        Raises:
+            EngineFailure: Of the first engine that cannot be told, after all others were.
+        """
+        pumps = [engine for engine in self._engines if isinstance(engine, EnginePump)]
+        for failure in await asyncio.gather(*(p.flush() for p in pumps), return_exceptions=True):
+            if failure is not None:
+                raise failure
 
     def sessions(self) -> list[int]:
         """Sessions on each engine."""

@@ -1,10 +1,10 @@
-"""Two critics of actions and two of states, small networks on hidden states that are given.
+"""Small networks on hidden states that are given: critics of actions and of states, a baseline.
 
 A hidden state is brought to mean 0 and deviation 1 over its numbers first, so that one learning
 rate suits models of any scale. ``Q`` reads the state and the state behind the action side by side,
-``V`` the state alone. Everything is float32. The last layers start at zero, so every value is 0
-before the first update; the layers below differ from critic to critic, so that two of a kind do
-not stay the same.
+``V`` the state alone, and so does the baseline of single tokens, whose state ends inside an action.
+Everything is float32. The last layers start at zero, so every value is 0 before the first update;
+the layers below differ from critic to critic, so that two of a kind do not stay the same.
 """
 
 from __future__ import annotations
@@ -22,7 +22,36 @@ KINDS = 2
 """Critics of each kind."""
 
 
-class DoubleCritic(nn.Module):
+class Networks(nn.Module):
+    """Networks whose weights go into a checkpoint by name."""
+
+    def arrays(self) -> dict[str, NDArray[np.float32]]:
+        """The weights in owned memory."""
+        return {
+            name: parameter.detach().to("cpu", torch.float32).numpy().copy()
+            for name, parameter in self.named_parameters()
+        }
+
+    def load_arrays(self, arrays: Mapping[str, NDArray[np.float32]]) -> None:
+        """Take over what ``arrays`` gave.
+
+        Raises:
+            UserError: They are of another model or of another width.
+        """
+        own = dict(self.named_parameters())
+        given = {name: np.shape(value) for name, value in arrays.items()}
+        if given != {name: tuple(parameter.shape) for name, parameter in own.items()}:
+            raise UserError(
+                "The checkpoint's critics of archer are of another size: resume with the "
+                "actor_rollout_ref.model.path and algorithm.archer.width that it was saved with, "
+                "or start a new run."
+            )
+        with torch.no_grad():
+            for name, parameter in own.items():
+                parameter.copy_(torch.from_numpy(np.array(arrays[name], dtype=np.float32)))
+
+
+class DoubleCritic(Networks):
     """``Q_1, Q_2`` and ``V_1, V_2``.
 
     Args:
@@ -59,30 +88,25 @@ class DoubleCritic(nn.Module):
         for own, wanted in zip(self.parameters(), other.parameters(), strict=True):
             own.lerp_(wanted, share)
 
-    def arrays(self) -> dict[str, NDArray[np.float32]]:
-        """The weights in owned memory."""
-        return {
-            name: parameter.detach().to("cpu", torch.float32).numpy().copy()
-            for name, parameter in self.named_parameters()
-        }
 
-    def load_arrays(self, arrays: Mapping[str, NDArray[np.float32]]) -> None:
-        """Take over what ``arrays`` gave.
+class TokenBaseline(Networks):
+    """What to expect of an action of which so far a beginning has been said.
 
-        Raises:
-            UserError: They are of another model or of another width.
-        """
-        own = dict(self.named_parameters())
-        given = {name: np.shape(value) for name, value in arrays.items()}
-        if given != {name: tuple(parameter.shape) for name, parameter in own.items()}:
-            raise UserError(
-                "The checkpoint's critics of archer are of another size: resume with the "
-                "actor_rollout_ref.model.path and algorithm.archer.width that it was saved with, "
-                "or start a new run."
-            )
-        with torch.no_grad():
-            for name, parameter in own.items():
-                parameter.copy_(torch.from_numpy(np.array(arrays[name], dtype=np.float32)))
+    Args:
+        hidden: Numbers of a hidden state.
+        width: Of the two layers in between.
+        seed: Of the initial weights.
+    """
+
+    def __init__(self, hidden: int, width: int, seed: int) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.network = _network(hidden, width)
+
+    def forward(self, before: torch.Tensor) -> torch.Tensor:
+        """``b`` of tokens, ``[n]``, from the hidden states before them, ``[n, hidden]``."""
+        return self.network(_scaled(before))[:, 0]
 
 
 def _network(inputs: int, width: int) -> nn.Sequential:

@@ -13,6 +13,9 @@ training step the critics learn ``epochs`` times from ``batch`` transitions at r
 ``V`` is that of the policy, so its actions must be fresh. Those of the step are: nothing has been
 learnt since they were sampled. Stored actions of earlier steps teach ``Q`` only.
 
+With ``token_baseline`` a baseline of single tokens reads the same hidden states and learns on its
+own (``trainer.token_baseline``).
+
 Every rank gets the transitions of all, in the order of games and turns, and draws the same ones, so
 all ranks hold the same critics without averaging a gradient, and buffer and critics do not depend
 on how many ranks there are.
@@ -29,19 +32,22 @@ import numpy as np
 import torch
 
 from delta_belief_rl.algo.base import require_range
-from delta_belief_rl.algo.credit.archer import DONE, GAME, REWARD, Q, V
+from delta_belief_rl.algo.credit.archer import BASELINE, DONE, GAME, REWARD, Q, V
 from delta_belief_rl.algo.losses.aggregate import Metrics
 from delta_belief_rl.belief.branched import ScoreRequest
 from delta_belief_rl.models.adapters import adapter_names, use_adapter
-from delta_belief_rl.models.double_critic import DoubleCritic
+from delta_belief_rl.models.double_critic import DoubleCritic, TokenBaseline
 from delta_belief_rl.models.logprobs import hidden_states
 from delta_belief_rl.models.packed import PackedInput, PackSegment, pack
 from delta_belief_rl.models.varlen import runs_ragged
 from delta_belief_rl.trainer.optimizer import OptimizerSettings, build_optimizer, gradient_norm
 from delta_belief_rl.trainer.replay import Replay, Transitions, drawn, joined, nothing, of_all_ranks
+from delta_belief_rl.trainer.token_baseline import BaselineTeacher
 from delta_belief_rl.types import FloatArray, IntArray, TrainBatch, UserError
 
 NAME = "archer"
+CRITICS = "critics"
+"""Their optimizer's key in checkpoints, where there is one of a baseline beside it."""
 NEEDS_LORA = (
     "algorithm.adv_estimator=archer reads the base model beside the policy, which needs LoRA "
     "adapters: set actor_rollout_ref.model.lora_rank."
@@ -60,9 +66,11 @@ class ArcherCriticSettings:
         buffer: Transitions that are kept.
         epochs: Updates at the end of a training step.
         batch: Transitions of one update.
-        grad_clip: Largest norm of the gradient of all four.
+        grad_clip: Largest norm of the gradient of all four, and of the baseline's.
         seed: Of the initial weights and of what is drawn.
         policy_waits: Training steps, from the first, in which the critics alone are trained.
+        token_baseline: There is a baseline of single tokens as well.
+        baseline_lr: Its learning rate.
     """
 
     gamma: float = 0.95
@@ -75,6 +83,8 @@ class ArcherCriticSettings:
     grad_clip: float = 1.0
     seed: int = 42
     policy_waits: int = 0
+    token_baseline: bool = False
+    baseline_lr: float = 1e-3
 
     def __post_init__(self) -> None:
         require_range("algorithm.gamma", self.gamma, 0.0, 1.0)
@@ -86,6 +96,7 @@ class ArcherCriticSettings:
         require_range("algorithm.archer.critic_batch", self.batch, 1)
         require_range("algorithm.archer.grad_clip", self.grad_clip, 0.0, open_low=True)
         require_range("algorithm.archer.warmup_steps", self.policy_waits, 0)
+        require_range("algorithm.archer.baseline_lr", self.baseline_lr, 0.0, open_low=True)
 
     @property
     def name(self) -> str:
@@ -94,8 +105,9 @@ class ArcherCriticSettings:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The smaller critic of the action, and of the state."""
-        return (f"tokens:{Q}", f"tokens:{V}")
+        """The smaller critic of the action, and of the state; the baseline where there is one."""
+        own = (f"tokens:{Q}", f"tokens:{V}")
+        return (*own, f"tokens:{BASELINE}") if self.token_baseline else own
 
     @property
     def adapter(self) -> str | None:
@@ -224,8 +236,18 @@ class ArcherCritics:
         self._model = model
         self._hidden = int(model.config.hidden_size)
         self.teacher = Teacher(settings, self._hidden, device)
+        self.baseline: BaselineTeacher | None = None
+        if settings.token_baseline:
+            self.baseline = BaselineTeacher(
+                TokenBaseline(self._hidden, settings.width, settings.seed),
+                settings.baseline_lr,
+                settings.grad_clip,
+                device,
+                world_size,
+            )
         self._new: list[Transitions] = []
 
+    @torch.no_grad()
     def _read(self, packed: PackedInput) -> torch.Tensor:
         """Hidden states of the base model, ``[T, hidden]``."""
         with use_adapter(self._model, None):
@@ -233,7 +255,7 @@ class ArcherCritics:
 
     @torch.no_grad()
     def score(self, games: Sequence[ScoreRequest]) -> list[dict[str, FloatArray]]:
-        """``Q`` and ``V`` of each turn, at each of its tokens."""
+        """``Q`` and ``V`` of each turn, at each of its tokens, and the baseline of the token."""
         packed = pack(
             [PackSegment(game.token_ids) for game in games], self.device, runs_ragged(self._model)
         )
@@ -246,17 +268,28 @@ class ArcherCritics:
         q = critic.actions(states, self._rows(hidden, np.concatenate(last))).amin(dim=0)
         values = torch.stack([q, critic.states(states).amin(dim=0)]).double().cpu().numpy()
         ends = np.cumsum([len(start) for start, _ in cuts])[:-1]
-        return [
+        found = [
             {name: np.repeat(row, end + 1 - start) for name, row in zip((Q, V), part, strict=True)}
             for part, (start, end) in zip(np.split(values, ends, axis=1), cuts, strict=True)
         ]
+        if self.baseline is not None:
+            before = [packed.trunk_sources(i, g.action_positions) for i, g in enumerate(games)]
+            rows = self.baseline.values(hidden, np.concatenate(before))
+            parts = np.split(rows, np.cumsum([len(each) for each in before])[:-1])
+            for columns, part in zip(found, parts, strict=True):
+                columns[BASELINE] = part
+        return found
 
     def begin(self, micro_batches: Sequence[TrainBatch | None]) -> None:
-        """Nothing: the critics learn at the end of the training step."""
+        """Begin a step of the baseline; the critics learn at the end of the training step.
 
-    @torch.no_grad()
+        A collective where there are several ranks and a baseline.
+        """
+        if self.baseline is not None:
+            self.baseline.begin(micro_batches)
+
     def backward(self, packed: PackedInput, batch: TrainBatch | None) -> Metrics:
-        """Read the games and note their transitions."""
+        """Read the games and note their transitions; the baseline learns from them."""
         hidden = self._read(packed)
         # Ranks exchange rows as bytes, so one without any has to know their number format, too.
         self._new.append(nothing(self._hidden, hidden.dtype))
@@ -265,32 +298,53 @@ class ArcherCritics:
             rows = self._rows(hidden, index.ravel()).reshape(len(index), 3, self._hidden).cpu()
             keys, rewards, done = (torch.from_numpy(part) for part in np.split(numbers, [2, 3], 1))
             self._new.append(Transitions(rows, rewards[:, 0], done[:, 0], keys))
-        return {}
+        if batch is None or self.baseline is None:
+            return {}
+        return self.baseline.backward(hidden, batch)
 
     def step(self, training_step: int) -> None:
-        """Nothing, likewise."""
+        """End a step of the baseline; a collective as in ``begin``."""
+        if self.baseline is not None:
+            self.baseline.step()
 
     def finish(self, training_step: int) -> dict[str, tuple[float, float]]:
         """Learn from the transitions of all ranks; those of further passes are the same ones."""
         own = joined(self._new or [nothing(self._hidden)]).ordered()
         self._new = []
         new = of_all_ranks(own, self.device, self.world_size).ordered()
-        return self.teacher.learn(new, training_step)
+        told = self.teacher.learn(new, training_step)
+        return told if self.baseline is None else told | self.baseline.finish()
 
     def _rows(self, hidden: torch.Tensor, index: IntArray) -> torch.Tensor:
         return hidden.index_select(0, torch.as_tensor(index, device=hidden.device))
 
     def state(self) -> dict[str, Any]:
         """Weights, buffer and optimizer, the same on every rank."""
-        return self.teacher.state()
+        state = self.teacher.state()
+        if self.baseline is None:
+            return state
+        own = {CRITICS: state["optimizer"], BASELINE: self.baseline.optimizer.state_dict()}
+        return {**state, BASELINE: self.baseline.baseline.arrays(), "optimizer": own}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Continue from ``state()``, on any number of ranks.
 
         Raises:
-            UserError: It is of another model or of other sizes.
+            UserError: It is of another model or of other sizes, or of a run with a baseline where
+                this one has none, or the other way round.
         """
-        self.teacher.load_state(state)
+        known = BASELINE in state
+        if known != self.settings.token_baseline:
+            raise UserError(
+                f"The checkpoint's critics were trained with algorithm.archer.token_baseline="
+                f"{str(known).lower()}: resume with it, or start a new run."
+            )
+        if self.baseline is None:
+            self.teacher.load_state(state)
+            return
+        optimizers = state["optimizer"]
+        self.teacher.load_state({**state, "optimizer": optimizers[CRITICS]})
+        self.baseline.load_state(state[BASELINE], optimizers[BASELINE])
 
 
 def _runs(positions: IntArray) -> tuple[IntArray, IntArray]:

@@ -69,6 +69,8 @@ def archer_critics(cfg: RunConfig, _device: str, _total_steps: int) -> LearnerSe
         grad_clip=knobs.grad_clip,
         seed=cfg.seed,
         policy_waits=knobs.warmup_steps,
+        token_baseline=knobs.token_baseline,
+        baseline_lr=knobs.baseline_lr,
     )
 
 

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from delta_belief_rl.algo.chain import reads_of
 from delta_belief_rl.config.compose import load_config
 from delta_belief_rl.obs.jsonl import read_records
 from delta_belief_rl.trainer.archer import ArcherCriticSettings
-from delta_belief_rl.trainer.settings import actor_settings, learner_settings
+from delta_belief_rl.trainer.settings import actor_settings, credit_method, learner_settings
 from delta_belief_rl.types import UserError
 from tests.runs import games_of, metrics_of, play, words, write_world
 
@@ -78,6 +79,21 @@ def test_in_the_warm_up_of_a_run_the_critics_alone_learn(tmp_path: Path, world: 
         assert record["archer/grad_norm"] > 0
 
 
+def test_a_token_baseline_trains_beside_the_critics(tmp_path: Path, world: Path) -> None:
+    wanted = ("algorithm.archer.token_baseline=true", "algorithm.archer.baseline_lr=1e-2")
+    assert play(command(tmp_path / "run", world, *wanted))[0] == 0
+    records = read_records(tmp_path / "run" / "metrics.jsonl")
+    first, second = (record for record in records if record["step"] > 0)
+    # New critics and a new baseline say zero, so there is nothing to learn yet.
+    assert first["archer/baseline_loss"] == first["archer/baseline_grad_norm"] == 0
+    assert "critic/archer_baseline_explained" not in first
+    assert second["archer/baseline_loss"] > 0
+    assert second["archer/baseline_grad_norm"] > 0
+    assert second["archer/baseline_skipped_updates"] == 0
+    assert second["critic/archer_baseline_explained"] == pytest.approx(0.0, abs=1e-6)
+    assert second["actor/grad_norm"] > 0
+
+
 def test_its_settings_are_checked_before_anything_is_played(
     tmp_path: Path, world: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -85,6 +101,7 @@ def test_its_settings_are_checked_before_anything_is_played(
         ("algorithm.archer.tau=0", "algorithm.archer.tau is 0"),
         ("algorithm.archer.critic_batch=0", "algorithm.archer.critic_batch is 0"),
         ("algorithm.archer.warmup_steps=-1", "algorithm.archer.warmup_steps is -1"),
+        ("algorithm.archer.baseline_lr=0", "algorithm.archer.baseline_lr is 0"),
     ):
         out = tmp_path / "run"
         assert play(command(out, world, setting))[0] == 2
@@ -111,6 +128,12 @@ def test_the_settings_of_a_run_reach_its_critics(world: Path) -> None:
         load_config(command(out, world, "algorithm.archer.warmup_steps=20"))[0]
     )
     assert waits.policy_waits == 20
+    more = ("algorithm.archer.token_baseline=true", "algorithm.archer.baseline_lr=3e-3")
+    cfg = load_config(command(out, world, *more))[0]
+    (based,) = learner_settings(cfg)
+    assert isinstance(based, ArcherCriticSettings)
+    assert (based.token_baseline, based.baseline_lr) == (True, 3e-3)
+    assert set(reads_of(credit_method(cfg))) <= set(based.columns)
     none = ("actor_rollout_ref.model.lora_rank=0", "actor_rollout_ref.model.adapters=[]")
     with pytest.raises(UserError, match="archer reads the base model"):
         learner_settings(load_config(command(out, world, *none))[0])

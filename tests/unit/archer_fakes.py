@@ -18,6 +18,7 @@ from delta_belief_rl.trainer import steps
 from delta_belief_rl.trainer.actor import ActorSettings, GameScore, PolicyActor
 from delta_belief_rl.trainer.archer import NAME, ArcherCritics, ArcherCriticSettings
 from delta_belief_rl.trainer.packing import build_batch
+from delta_belief_rl.trainer.token_baseline import BaselineTeacher
 from delta_belief_rl.types import Group, TrainBatch, TurnTable
 
 SETTINGS = ArcherCriticSettings(lr=1e-2, width=8, buffer=20, epochs=4, batch=6)
@@ -36,13 +37,26 @@ def critics_of(actor: PolicyActor) -> ArcherCritics:
     return found
 
 
+def baseline_of(actor: PolicyActor) -> BaselineTeacher:
+    found = critics_of(actor).baseline
+    assert found is not None
+    return found
+
+
 def stir(actor: PolicyActor, size: float = 0.3) -> PolicyActor:
     """Give policy and critics weights that are not the initial ones; slow copies differ again."""
-    fakes.stir(actor)
+    return stir_critics(fakes.stir(actor), size)
+
+
+def stir_critics(actor: PolicyActor, size: float = 0.3) -> PolicyActor:
+    """The same for the critics alone, which are whole on every rank."""
     generator = torch.Generator().manual_seed(5)
     teacher = critics_of(actor).teacher
+    parameters = [*teacher.critic.parameters(), *teacher.slow.parameters()]
+    if critics_of(actor).baseline is not None:
+        parameters += baseline_of(actor).baseline.parameters()
     with torch.no_grad():
-        for parameter in (*teacher.critic.parameters(), *teacher.slow.parameters()):
+        for parameter in parameters:
             parameter.add_(torch.randn(parameter.shape, generator=generator) * size)
     return actor
 
@@ -62,9 +76,10 @@ def make_batch(
     scores: Sequence[GameScore],
     weight: np.ndarray | None = None,
     seed: int = 0,
+    **knobs: Any,
 ) -> TrainBatch:
     """A batch with what the method hands to its critics, and random advantages."""
-    table, advantage = credited(groups, scores, seed)
+    table, advantage = credited(groups, scores, seed, **knobs)
     batch = build_batch(
         groups,
         table,

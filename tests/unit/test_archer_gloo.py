@@ -5,6 +5,7 @@ The two ranks are spawned once; each test looks at one part of what they did.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import archer_fakes
@@ -36,6 +37,18 @@ def play(rank: int, job: Job, folder: Path) -> Job:
     out = scenes(actor_of(folder, rank, RANKS), job, REQUESTS)
     out["resumed"] = resumed(actor_of(folder, rank, RANKS), job["state"], job)
     return out
+
+
+def with_baseline(folder: Path, rank: int = 0, world_size: int = 1) -> PolicyActor:
+    """A rank with a token baseline; its weights and the critics' are not the initial ones."""
+    critics = replace(archer_fakes.SETTINGS, token_baseline=True, baseline_lr=1e-3)
+    settings = archer_fakes.settings_of(folder / "model", critics, score_tokens=60)
+    return archer_fakes.stir_critics(PolicyActor(settings, rank, world_size))
+
+
+def play_baseline(rank: int, job: Job, folder: Path) -> Job:
+    """What a spawned rank with a baseline does."""
+    return scenes(with_baseline(folder, rank, RANKS), job, REQUESTS)
 
 
 def play_one(rank: int, job: Job, folder: Path) -> Job:
@@ -139,4 +152,36 @@ def test_A19_a_rank_without_any_game_learns_what_the_other_read_in_bfloat16(
     assert [len(micro.games) for rank in plan.steps[0].ranks for micro in rank] == [1, 0]
     found = run_ranks(play_one, {"batch": batch, "plan": plan}, folder)
     assert merge_pairs([rank["metrics"] for rank in found])["archer/transitions"] == 3
-    assert_same_state(*(learnt(rank["state"]) for rank in found))
+    one, other = (learnt(rank["state"]) for rank in found)
+    assert_same_state(one, other)
+
+
+def test_A11_two_ranks_train_the_token_baseline_of_one(folder: Path, alone: Job) -> None:
+    actor = with_baseline(folder)
+    scores = actor.score(REQUESTS)
+    batch = archer_fakes.make_batch(GROUPS, scores, token_baseline=True)
+    # Of three games a step one rank has two and the other one, or one and none.
+    plans = [
+        [
+            fakes.one_step(batch, ranks=ranks, max_tokens=40),
+            fakes.one_step(batch, ranks=ranks, max_tokens=40, games_per_step=3),
+        ]
+        for ranks in (1, RANKS)
+    ]
+    whole = {"batch": batch, "plans": plans[0], "deal": [range(len(REQUESTS))]}
+    one = scenes(actor, whole, REQUESTS)
+    job = {"batch": batch, "plans": plans[1], "deal": alone["job"]["deal"]}
+    both = run_ranks(play_baseline, job, folder)
+    for number in (0, 1):
+        want = merge_pairs([one["updates"][number]])
+        got = merge_pairs([rank["updates"][number] for rank in both])
+        for name in ("baseline_loss", "baseline_grad_norm", "baseline_skipped_updates"):
+            assert got[f"archer/{name}"] == pytest.approx(want[f"archer/{name}"], rel=1e-3), name
+        assert want["archer/baseline_grad_norm"] > 1e-2
+        states = [learnt(rank["states"][number])["archer_baseline"] for rank in both]
+        assert_same_state(states[1], states[0])
+        assert_close(states[0], learnt(one["states"][number])["archer_baseline"], TOLERANCE)
+    for rank, part in enumerate(job["deal"]):
+        for score, i in zip(both[rank]["scores"], part, strict=True):
+            want = one["scores"][i].columns["archer_baseline"]
+            np.testing.assert_allclose(score.columns["archer_baseline"], want, atol=1e-3)

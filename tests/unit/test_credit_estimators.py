@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 import delta_belief_rl.algo
 from delta_belief_rl.algo import CREDITS, SCORERS, TRANSFORMS, build_credit
 from delta_belief_rl.algo.base import Advantage, Credit, check_group_size
-from delta_belief_rl.algo.credit.groups import return_to_go
+from delta_belief_rl.algo.credit.groups import return_to_go, standardised
+from delta_belief_rl.algo.credit.grpo import whole_games
 from delta_belief_rl.types import FloatArray, IntArray, TurnTable, UserError
 
 Channels = Mapping[str, Sequence[Sequence[float]]]
@@ -179,6 +180,34 @@ def test_vectorised_turn_wise_grpo_equals_the_plain_double_loop(parity: str) -> 
     )
     expected = loop_grpo_turn(table, group, published=parity == "reference")
     np.testing.assert_allclose(run("grpo_turn", table, parity=parity).turns, expected, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("divided", "expected"),
+    [(True, [-0.8, 0.0, 0.8, 0.0, 0.0, 0.0, 0.0]), (False, [-2.0, 0.0, 2.0, 0.0, 0.0, 0.0, 0.0])],
+)
+def test_what_is_masked_alone_or_without_spread_is_not_standardised(
+    divided: bool, expected: list[float]
+) -> None:
+    values = np.array([1.0, 3.0, 5.0, np.nan, 7.0, 4.0, 4.0])
+    mask, group = ~np.isnan(values), np.array([0, 0, 0, 0, 1, 2, 2])
+    out = standardised(values, mask, group, 0.5, divided=divided)
+    np.testing.assert_allclose(out, expected, atol=1e-12)
+    # Column by column on a grid.
+    grid = standardised(
+        np.stack([values, -values], axis=1), np.stack([mask, mask], axis=1), group, 0.5,
+        divided=divided,
+    )  # fmt: skip
+    np.testing.assert_array_equal(grid, np.stack([out, -out], axis=1))
+
+
+@pytest.mark.parametrize("divided", [True, False])
+def test_the_comparison_of_whole_games_is_that_of_grpo(divided: bool) -> None:
+    table = table_of({"outcome": [[0.0, 1.0], [0.5], [0.0, 0.0, 2.0]]}, invalid=[(2, 1)])
+    knobs = {"norm_adv_by_std_in_grpo": divided, "epsilon": 0.1}
+    expected = build_credit("grpo", knobs).apply(table).turns
+    np.testing.assert_array_equal(whole_games(table, divided, 0.1), expected)
+    assert expected[0] < 0 < expected[-1]
 
 
 def test_return_to_go_stops_at_the_end_and_discounts() -> None:

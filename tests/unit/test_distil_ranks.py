@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import pickle
-import socket
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 import training_fakes as fakes
 
 from delta_belief_rl.algo.credit.distilling import Distillation
@@ -23,10 +17,10 @@ from delta_belief_rl.trainer.actor import BASE, ActorSettings, PolicyActor
 from delta_belief_rl.trainer.distil import with_tops
 from delta_belief_rl.trainer.packing import UpdatePlan
 from delta_belief_rl.types import TrainBatch
+from tests.ranks import RANKS, run_ranks
 
 pytestmark = pytest.mark.slow
 
-RANKS, DEADLINE = 2, 120.0
 GROUPS = fakes.make_groups(((3, 1, 2), (9, 1)))
 DEAL = ([0, 3], [1, 2, 4])
 """Games of each rank; game 1 has no hint, so the ranks have 2 views each of unequal length."""
@@ -65,38 +59,13 @@ def lesson(actor: PolicyActor) -> TrainBatch:
     return with_tops(batch, [score.top for score in scores])
 
 
-def play(rank: int, port: int, job: dict[str, Any], folder: Path) -> None:
+def play(rank: int, job: dict[str, Any], folder: Path) -> tuple[Any, ...]:
     """Body of a spawned rank."""
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=RANKS
-    )
     actor = PolicyActor(settings_of(folder / "model"), rank, RANKS)
     scores = actor.score([REQUESTS[game] for game in DEAL[rank]])
     one_sided = actor.score(REQUESTS if rank == 0 else [])
     metrics = actor.update(fakes.share(job["batch"], job["plan"], rank), 1)
-    out = (scores, one_sided, metrics, actor.snapshot())
-    dist.barrier()
-    (folder / f"rank{rank}.pkl").write_bytes(pickle.dumps(out))
-    dist.destroy_process_group()
-
-
-def run_ranks(job: dict[str, Any], folder: Path) -> list[Any]:
-    """Both ranks' results; a rank that waits for ever fails the test and is ended."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
-    context = mp.start_processes(
-        play, args=(port, job, folder), nprocs=RANKS, join=False, start_method="spawn"
-    )
-    assert context is not None
-    end = time.monotonic() + DEADLINE
-    while not context.join(timeout=1):
-        if time.monotonic() > end:
-            for process in context.processes:
-                process.kill()
-            pytest.fail(f"a rank waited for more than {DEADLINE} s")
-    return [pickle.loads((folder / f"rank{rank}.pkl").read_bytes()) for rank in range(RANKS)]
+    return scores, one_sided, metrics, actor.snapshot()
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +89,7 @@ def alone(folder: Path) -> tuple[Any, ...]:
 def pair(alone: tuple[Any, ...], folder: Path) -> list[Any]:
     batch: TrainBatch = alone[0]
     plan = fakes.one_step(batch, ranks=RANKS, max_tokens=1)
-    return run_ranks({"batch": batch, "plan": plan}, folder)
+    return run_ranks(play, {"batch": batch, "plan": plan}, folder)
 
 
 def fresh(folder: Path) -> PolicyActor:

@@ -5,18 +5,12 @@ The two ranks are spawned once and play all scenes; each test looks at one scene
 
 from __future__ import annotations
 
-import pickle
-import socket
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 import training_fakes as fakes
 
 from delta_belief_rl.cluster.groups import merge_pairs
@@ -32,12 +26,11 @@ from delta_belief_rl.trainer.actor import (
 )
 from delta_belief_rl.trainer.packing import UpdatePlan, deal
 from delta_belief_rl.types import TrainBatch
+from tests.ranks import RANKS, run_ranks
 from tests.runs import assert_same_state
 
 pytestmark = pytest.mark.slow
 
-RANKS = 2
-DEADLINE = 120.0
 TOLERANCE = 1e-5
 HALF_STEP = 0.15
 """Difference of a half-precision step of the adapter, over its length."""
@@ -91,12 +84,8 @@ def resumed(actor: PolicyActor, state: bytes, batch: TrainBatch, plan: UpdatePla
     return loaded, held, actor.snapshot()
 
 
-def play(rank: int, port: int, job: dict[str, Any], folder: Path) -> None:
+def play(rank: int, job: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Body of a spawned rank."""
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=RANKS
-    )
     settings = settings_of(folder / "model")
     out = scenes(PolicyActor(settings, rank, RANKS), job)
     again = PolicyActor(replace(settings, gradient_checkpointing=True), rank, RANKS)
@@ -104,32 +93,7 @@ def play(rank: int, port: int, job: dict[str, Any], folder: Path) -> None:
     half = PolicyActor(replace(settings, dtype="bfloat16"), rank, RANKS)
     half.update(fakes.share(job["batch"], job["plans"][0], rank), 1)
     out["half"] = half.snapshot()
-    dist.barrier()
-    (folder / f"rank{rank}.pkl").write_bytes(pickle.dumps(out))
-    dist.destroy_process_group()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def run_ranks(job: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
-    """Both ranks' results; a rank that waits for ever fails the test and is ended."""
-    context = mp.start_processes(
-        play, (free_port(), job, folder), nprocs=RANKS, join=False, start_method="spawn"
-    )
-    assert context is not None
-    end = time.monotonic() + DEADLINE
-    try:
-        while not context.join(timeout=1.0):
-            assert time.monotonic() < end, f"the ranks hang: no end within {DEADLINE:g} s"
-    finally:
-        for process in context.processes:
-            if process.is_alive():
-                process.kill()
-    return [pickle.loads((folder / f"rank{rank}.pkl").read_bytes()) for rank in range(RANKS)]
+    return out
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +129,7 @@ def alone(folder: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def pair(folder: Path, alone: dict[str, Any]) -> list[dict[str, Any]]:
-    return run_ranks(alone["job"], folder)
+    return run_ranks(play, alone["job"], folder)
 
 
 def assert_scores_close(got: Any, want: Any) -> None:

@@ -18,7 +18,7 @@ from delta_belief_rl.engines.base import (
     TailRequest,
 )
 from delta_belief_rl.engines.fake_engine import FakeEngine
-from delta_belief_rl.engines.pump import EngineFailure, EnginePump, EngineRouter
+from delta_belief_rl.engines.pump import EngineFailure, EngineLost, EnginePump, EngineRouter
 
 T = TypeVar("T")
 
@@ -247,6 +247,70 @@ def test_a_bound_session_goes_where_it_was_bound() -> None:
     router = EngineRouter(fakes)
     router.bind("a", 2)
     assert asyncio.run(router.generate(request("a"))).adapter_version == 2
+
+
+def test_H2_a_replica_that_cannot_forget_keeps_no_other_from_it() -> None:
+    recorders = [Recorder() for _ in range(4)]
+
+    async def lost(names: list[str]) -> None:
+        raise EngineLost(f"gone with {', '.join(names)}")
+
+    async def broken(names: list[str]) -> None:
+        raise EngineFailure("broken")
+
+    async def main() -> EngineRouter:
+        releases = [recorders[0].release, lost, broken, recorders[3].release]
+        router = EngineRouter(
+            [EnginePump(r.step, release) for r, release in zip(recorders, releases, strict=True)]
+        )
+        for lane, session in enumerate("abcd"):
+            router.bind(session, lane)
+            await router.generate(request(session))
+            await router.release(session)
+        with pytest.raises(EngineLost, match="gone with b"):
+            await router.flush()
+        await router.flush()
+        router.bind("e", 1)
+        with pytest.raises(EngineLost, match="gone with b"):
+            await router.generate(request("e"))
+        return router
+
+    router = asyncio.run(main())
+    assert [r.released for r in recorders] == [[["a"]], [], [], [["d"]]]
+    assert router.lost() == {1: "gone with b"}
+
+
+def test_flushing_waits_for_the_steps_of_all_replicas_though_one_fails() -> None:
+    ended: list[str] = []
+
+    async def lost(names: list[str]) -> None:
+        raise EngineLost("gone")
+
+    async def main() -> None:
+        may_end = asyncio.Event()
+
+        async def slow(new: list[GenRequest]) -> list[Completion]:
+            await may_end.wait()
+            ended.extend(r.session for r in new)
+            return [done(r.session) for r in new]
+
+        router = EngineRouter([EnginePump(Recorder().step, lost), EnginePump(slow)])
+        router.bind("a", 0)
+        router.bind("b", 1)
+        await router.generate(request("a"))
+        await router.release("a")
+        game = asyncio.create_task(router.generate(request("b")))
+        flush = asyncio.create_task(router.flush())
+        for _ in range(9):
+            await asyncio.sleep(0)
+        assert not flush.done()
+        may_end.set()
+        with pytest.raises(EngineLost, match="gone"):
+            await flush
+        assert ended == ["b"]
+        await game
+
+    asyncio.run(main())
 
 
 def test_a_router_is_deterministic_only_when_all_of_its_engines_are() -> None:

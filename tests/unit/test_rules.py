@@ -14,6 +14,7 @@ PAPER = "experiment=paper_qwen1.7b"
 QUICK = "experiment=quickstart"
 VAL_KWARGS = "actor_rollout_ref.rollout.val_kwargs"
 TRIES = [QUICK, "multi_turn.logprob_sampling.enabled=true", "actor_rollout_ref.rollout.n=4"]
+NO_RANK = "actor_rollout_ref.model.lora_rank=0"
 THINKS = ["actor_rollout_ref.actor.thinking=true"]
 
 
@@ -226,6 +227,22 @@ def test_C2_the_cap_of_a_turn_must_be_below_the_cap_of_a_game() -> None:
         ([PAPER, "actor_rollout_ref.model.adapters=[]"], "adapters is empty"),
         ([PAPER, "actor_rollout_ref.model.adapters=[{name: a}]"], "needs r and alpha"),
         (
+            [QUICK, NO_RANK, "actor_rollout_ref.model.adapters=[{name: a, r: -4, alpha: 4}]"],
+            "actor_rollout_ref.model.adapters must not have a negative r or alpha, not -4 and 4",
+        ),
+        (
+            [QUICK, NO_RANK, "actor_rollout_ref.model.adapters=[{name: a, r: 4, alpha: -1}]"],
+            "actor_rollout_ref.model.adapters must not have a negative r or alpha, not 4 and -1",
+        ),
+        (
+            [PAPER, "actor_rollout_ref.model.lora_rank=-1"],
+            "actor_rollout_ref.model.lora_rank must not be negative, not -1",
+        ),
+        (
+            [QUICK, "actor_rollout_ref.model.lora_alpha=-1"],
+            "actor_rollout_ref.model.lora_alpha must not be negative, not -1",
+        ),
+        (
             [
                 PAPER,
                 "actor_rollout_ref.model.adapters=[{name: a,r: 1,alpha: 1},{name: a,r: 1}]",
@@ -350,3 +367,21 @@ def test_candidates_wait_for_an_engine_that_scores_them() -> None:
     gpu = ("actor_rollout_ref.device=auto", "actor_rollout_ref.ngpus=1")
     config = load_config([*TRIES, *gpu, "actor_rollout_ref.rollout.name=vllm"])[0]
     assert any("only the hf engine scores candidates" in line for line in unavailable(config))
+
+
+@pytest.mark.parametrize(
+    "adapters", ["[]", "[{name: a, alpha: 4}]", "[{name: a}, {name: ema, r: 4, alpha: 4}]"]
+)
+def test_a_causal_policy_that_trains_no_adapter_is_refused_before_anything_starts(
+    adapters: str,
+) -> None:
+    bare = [NO_RANK, f"actor_rollout_ref.model.adapters={adapters}"]
+    (sentence,) = unavailable(load_config([QUICK, *bare])[0])
+    assert sentence.startswith("actor_rollout_ref.model.lora_rank=0 is not available yet: set ")
+
+
+def test_a_denoiser_needs_no_adapter() -> None:
+    config = load_config(["experiment=agreement_quickstart"])[0]
+    model = config.actor_rollout_ref.model
+    assert (model.lora_rank, model.adapters) == (0, ())
+    assert list(problems(config)) == unavailable(config) == []

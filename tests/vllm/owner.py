@@ -1,7 +1,7 @@
 """A process that owns an engine; it writes the ids of its children, then does as it is told.
 
-``wait`` waits to be killed. ``lose`` lets two games wait, kills the engine's process and writes
-what the games were told.
+``wait`` waits to be killed, ``wait_wide`` too, with an engine over two workers. ``lose`` lets two
+games wait, kills the engine's process and writes what the games were told.
 """
 
 from __future__ import annotations
@@ -51,10 +51,11 @@ def all_gone(pids: list[int], seconds: float) -> bool:
 
 
 async def main(folder: str, task: str) -> None:
-    engine = await VllmEngine.start({"model": folder, **tiny.ARGUMENTS})
+    wide = {"tensor_parallel_size": 2} if task == "wait_wide" else {}
+    engine = await VllmEngine.start({"model": folder, **tiny.ARGUMENTS, **wide})
     pids = engine_pids(os.getpid())
     print(json.dumps({"pids": pids}), flush=True)
-    if task == "wait":
+    if task != "lose":
         await asyncio.sleep(600)
     asked = [
         tiny.request(name, tiny.prompt(0, 6), max_tokens=110, stop_token_ids=()) for name in "ab"

@@ -60,10 +60,14 @@ def test_H2_every_waiting_game_hears_that_the_engine_died(owner: subprocess.Pope
     assert all_gone(pids, 120.0)
 
 
-@pytest.mark.parametrize("owner", ["wait"], indirect=True)
-def test_H3_an_owner_that_is_killed_leaves_no_engine(owner: subprocess.Popen[str]) -> None:
+@pytest.mark.parametrize(
+    ("owner", "processes"), [("wait", 1), ("wait_wide", 3)], indirect=["owner"]
+)
+def test_H3_an_owner_that_is_killed_leaves_no_engine(
+    owner: subprocess.Popen[str], processes: int
+) -> None:
     pids = facts(owner)["pids"]
-    assert pids
+    assert len(pids) >= processes
     assert not all_gone(pids, 0.0)
     owner.send_signal(signal.SIGKILL)
     owner.wait(60)

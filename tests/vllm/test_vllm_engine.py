@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
-from collections.abc import Coroutine, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,6 +13,7 @@ import pytest
 pytest.importorskip("vllm.engine.arg_utils", reason="vLLM is not installed: use make test-vllm")
 
 import tiny
+from held import BOUND, Held, gap
 
 from delta_belief_rl.engines.base import (
     BranchEngine,
@@ -24,42 +23,9 @@ from delta_belief_rl.engines.base import (
     TailRequest,
 )
 from delta_belief_rl.engines.vllm_args import memory_folder
-from delta_belief_rl.engines.vllm_engine import VllmEngine
 from delta_belief_rl.types import UserError
 
-BOUND = 1e-3
-PATIENCE = 840
-"""Seconds, below the limit of a test; an engine takes a minute to start where nothing else runs."""
-
 pytestmark = pytest.mark.timeout(900)
-
-
-class Held:
-    """One engine on an event loop of its own, for tests that are not asynchronous."""
-
-    def __init__(self, folder: Path) -> None:
-        self.loop = asyncio.new_event_loop()
-        self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
-        self.thread.start()
-        arguments = {"model": str(folder), **tiny.ARGUMENTS}
-        self.engine: VllmEngine = self(VllmEngine.start(arguments, lora=tiny.LORA))
-        self.reference = tiny.Reference(folder)
-
-    def __call__(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(PATIENCE)
-
-    def load(self, seed: int, version: int) -> dict[str, np.ndarray]:
-        state = self.reference.adapter(seed)
-        self(self.engine.load_adapter(state, version))
-        return state
-
-    def play(self, *requests: Any) -> list[Completion]:
-        return self(self.engine.generate_all(requests))
-
-    def close(self) -> None:
-        self(self.engine.shutdown())
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self.thread.join()
 
 
 @pytest.fixture(scope="module")
@@ -71,14 +37,6 @@ def held(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Held]:
     held.load(0, 0)
     yield held
     held.close()
-
-
-def gap(
-    held: Held, state: Any, ids: tuple[int, ...], answer: Completion, heat: float = 1.0
-) -> float:
-    """Largest difference of the sampled log-probs to plain PyTorch, in nats."""
-    expected = held.reference.logprobs(state, (*ids, *answer.token_ids), heat)[len(ids) - 1 :]
-    return float(np.max(np.abs(expected - np.array(answer.logprobs))))
 
 
 def test_the_engine_satisfies_the_protocol(held: Held) -> None:

@@ -6,22 +6,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 pytest.importorskip("vllm.engine.arg_utils", reason="vLLM is not installed: use make test-vllm")
 
 import tiny
+from asked import asked, greedy_text
 
 from delta_belief_rl.engines.base import FinishReason, SamplingParams
-from delta_belief_rl.engines.text_engine import TextEngine, TextRequest
+from delta_belief_rl.engines.text_engine import TextEngine
 from delta_belief_rl.engines.vllm_text import VllmTextEngine
-from delta_belief_rl.models.loading import load_causal_lm, load_tokenizer
+from delta_belief_rl.models.loading import load_tokenizer
 from delta_belief_rl.text.chat import ChatFormat
-from delta_belief_rl.types import Message
 
 pytestmark = pytest.mark.timeout(900)
-
-GREEDY = SamplingParams(temperature=0.0, max_tokens=6)
 
 
 @pytest.fixture(scope="module")
@@ -35,23 +32,6 @@ def engine(folder: Path) -> Iterator[VllmTextEngine]:
     engine = VllmTextEngine({"model": str(folder), **tiny.ARGUMENTS}, chat)
     yield engine
     engine.close()
-
-
-def asked(text: str, seed: int = 0, sampling: SamplingParams = GREEDY) -> TextRequest:
-    messages = (Message("system", "you are the judge"), Message("user", text))
-    return TextRequest(messages, seed, sampling, max_prompt_tokens=40)
-
-
-@torch.inference_mode()
-def greedy_text(folder: Path, request: TextRequest) -> str:
-    """What plain PyTorch writes."""
-    chat = ChatFormat.from_tokenizer(load_tokenizer(folder))
-    model = load_causal_lm(folder)
-    ids = list(chat.open_ids(request.messages))
-    start = len(ids)
-    while len(ids) < start + request.sampling.max_tokens and ids[-1:] != [chat.eot_id]:
-        ids.append(int(model(input_ids=torch.tensor([ids])).logits[0, -1].argmax()))
-    return chat.decode(ids[start:])
 
 
 def test_answers_come_in_the_order_of_the_requests_and_equal_plain_pytorch(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,9 @@ from delta_belief_rl.engines.base import GenRequest, SamplingParams
 from delta_belief_rl.engines.vllm_args import LoraShape, cpu_arguments
 from delta_belief_rl.models.adapters import adapter_state, add_lora, load_adapter_state
 from delta_belief_rl.text.word_tokenizer import build_word_tokenizer
+
+# By itself vLLM gives each worker a NUMA node of its own, and most machines have one.
+os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 
 WORDS = "Is it alive big small round made of wood metal yes no the a you are judge answer"
 LORA = LoraShape(rank=4, alpha=8.0)

@@ -18,9 +18,15 @@ the critics alone learn, and all advantages are zero.
 
 Used with the loss ``reinforce``: ``-A_k * sum over the turn's tokens of logp``.
 
-Source: ArCHer (arXiv 2402.19446) and its code. Confidence: exact for targets and advantage. Reduced
-to an on-policy form where the authors sample anew: their ``V`` and their policy learn from fresh
-actions in states of the whole replay buffer, here from those of the step itself.
+With ``token_baseline`` token ``t`` of turn ``k`` gets ``A_k - b_t`` instead. The baseline ``b_t``,
+another network of that learner, has read the state and the turn's tokens before ``t``, and is
+trained towards ``A_k`` by the squared error. Given what it has read it is a constant, so that the
+expectation of the gradient stays. A baseline that says 0 changes nothing.
+
+Source: ArCHer (arXiv 2402.19446) and its code. Confidence: exact for targets, advantage and what a
+token gets. Reduced to an on-policy form where the authors sample anew: their ``V`` and their policy
+learn from fresh actions in states of the whole replay buffer, here from those of the step itself.
+Ours: the baseline reads the base model, as the critics do, and learns in the warm-up, too.
 """
 
 from __future__ import annotations
@@ -31,15 +37,25 @@ from typing import ClassVar
 import numpy as np
 
 from delta_belief_rl.algo.base import Advantage, Grain, Stateless, require_first, require_range
-from delta_belief_rl.algo.credit.critics import COLUMN, ValuedTurns, following_turn, valued_turns
+from delta_belief_rl.algo.credit.critics import (
+    COLUMN,
+    ValuedTurns,
+    following_turn,
+    turn_means,
+    valued_turns,
+)
 from delta_belief_rl.algo.credit.groups import finish, used_channels
 from delta_belief_rl.types import BoolArray, FloatArray, TurnTable, UserError
 
 Q, V = "archer_q", "archer_v"
 """Token columns: the smaller of two critics, at each token of a turn."""
+BASELINE = "archer_baseline"
+"""Token column: what is to be expected of ``A_k`` before the token is said."""
 GAME, REWARD, DONE = "archer_game", "archer_reward", "archer_done"
 """What the learner is told of each token: number of its game, reward of its turn, whether nothing
 follows; the last two are NaN where a turn makes no transition."""
+LEAD = "archer_lead"
+"""What the baseline is told of each token: ``A_k``; NaN where a turn makes no transition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +65,7 @@ class ArcherSettings:
     gamma: float = 0.95
     warmup_steps: int = 0
     bootstrap_truncated: bool = False
+    token_baseline: bool = False
 
     def __post_init__(self) -> None:
         require_range("algorithm.gamma", self.gamma, 0.0, 1.0)
@@ -72,32 +89,51 @@ class Archer(Stateless):
         """The critics of states are the baseline."""
         return False
 
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The baseline's column where it is asked for, as ``requires`` would have it."""
+        return (f"tokens:{BASELINE}",) if self.settings.token_baseline else ()
+
     def apply(self, table: TurnTable, previous: Advantage | None = None) -> Advantage:
-        """Advantages ``[R]``, and the transitions of the step for the critics.
+        """Advantages, with a baseline those of single tokens, too; what the critics are told.
 
         Raises:
-            UserError: It is not the first of its chain, or there are no critics.
+            UserError: It is not the first of its chain, or there are no critics, or no baseline.
         """
         require_first(previous, "archer")
-        for column in (Q, V):
-            if column not in table.tokens:
-                raise UserError(
-                    f"archer needs the token column {column} of its critics, which nothing in this "
-                    "run makes: choose another algorithm.adv_estimator."
-                )
+        self._check_columns(table)
         turns = valued_turns(replace(table, tokens={COLUMN: table.tokens[V]}), "archer")
         actions = np.where(turns.used, table.tokens[Q], 0.0)
         q, v = replace(turns, values=actions).at(turns.first), turns.at(turns.first)
         done, open_end = self._ends(turns)
         warming = table.update < self.settings.warmup_steps
-        out = finish(table, np.zeros(len(q)) if warming else q - v, used_channels(table))
         told = {GAME: table.traj.astype(np.float64), REWARD: turns.rewards, DONE: done}
+        level, tokens, fitted = q - v, None, dict[str, float]()
+        if self.settings.token_baseline:
+            told[LEAD] = q - v
+            level, tokens, fitted = _less_baseline(turns, q - v, table.tokens[BASELINE])
+        out = finish(table, np.zeros(len(q)) if warming else level, used_channels(table))
         columns = {
             name: np.where(turns.used | (name == GAME), value[turns.row], np.nan)
             for name, value in told.items()
         }
-        stats = {"archer_warming": float(warming), **self._fit(turns, q, v, open_end)}
-        return replace(out, stats={**out.stats, **stats}, columns=columns)
+        stats = {"archer_warming": float(warming), **self._fit(turns, q, v, open_end), **fitted}
+        tokens = None if warming else tokens
+        return replace(out, stats={**out.stats, **stats}, columns=columns, tokens=tokens)
+
+    def _check_columns(self, table: TurnTable) -> None:
+        """Refuse a table without what the critics say.
+
+        Raises:
+            UserError: A column is missing; it is named.
+        """
+        wanted = (Q, V, BASELINE) if self.settings.token_baseline else (Q, V)
+        for column in wanted:
+            if column not in table.tokens:
+                raise UserError(
+                    f"archer needs the token column {column} of its critics, which nothing in this "
+                    "run makes: choose another algorithm.adv_estimator."
+                )
 
     def _ends(self, turns: ValuedTurns) -> tuple[FloatArray, BoolArray]:
         """Whether nothing follows a turn, and whether only a last reply does, ``[R]`` each."""
@@ -125,3 +161,24 @@ class Archer(Stateless):
         if known.any():
             out["archer_td_error"] = float(np.sqrt(np.mean(error[known] ** 2)))
         return out
+
+
+def _less_baseline(
+    turns: ValuedTurns, lead: FloatArray, baseline: FloatArray
+) -> tuple[FloatArray, FloatArray, dict[str, float]]:
+    """``A_k - b_t``: its means over turns ``[R]``, itself ``[S]``, and how well ``b`` tells ``A``.
+
+    Args:
+        turns: The turns.
+        lead: ``A_k``, ``[R]``.
+        baseline: ``b_t``, ``[S]``; anything at tokens that do not count.
+    """
+    baseline = np.where(turns.used, baseline, 0.0)
+    wanted = lead[turns.row]
+    each = np.where(turns.used, wanted - baseline, 0.0)
+    told: dict[str, float] = {}
+    spread = float(wanted[turns.used].var()) if turns.used.any() else 0.0
+    if spread > 1e-12:
+        left = float(each[turns.used].var())
+        told["archer_baseline_explained"] = 1.0 - left / spread
+    return lead - turn_means(turns, baseline), each, told

@@ -24,8 +24,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
 from delta_belief_rl.algo.base import (
     Advantage,
     Grain,
@@ -36,9 +34,9 @@ from delta_belief_rl.algo.base import (
 )
 from delta_belief_rl.algo.credit.groups import (
     finish,
-    group_stats,
     live_games,
     return_to_go,
+    standardised,
     total_reward,
     used_channels,
 )
@@ -102,8 +100,5 @@ class GiGpo(Stateless):
         return self._norm(score, live_games(table), table.game_group())[table.traj]
 
     def _norm(self, values: FloatArray, mask: BoolArray, group: IntArray) -> FloatArray:
-        stats = group_stats(values, mask, group)
-        out = values - stats.mean
-        if self.settings.norm_adv_by_std_in_grpo:
-            out = out / (stats.std + self.settings.epsilon)
-        return np.where(stats.flat, 0.0, out)
+        divided = self.settings.norm_adv_by_std_in_grpo
+        return standardised(values, mask, group, self.settings.epsilon, divided=divided)

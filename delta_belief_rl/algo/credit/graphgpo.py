@@ -42,8 +42,8 @@ from delta_belief_rl.algo.base import (
     require_first,
     require_range,
 )
-from delta_belief_rl.algo.credit.groups import finish, group_stats, used_channels
-from delta_belief_rl.algo.credit.grpo import Grpo, GrpoSettings
+from delta_belief_rl.algo.credit.groups import finish, standardised, used_channels
+from delta_belief_rl.algo.credit.grpo import whole_games
 from delta_belief_rl.algo.credit.states import state_numbers, with_state_stats
 from delta_belief_rl.types import BoolArray, FloatArray, IntArray, TurnTable
 
@@ -160,7 +160,7 @@ class GraphGpo(Stateless):
         require_first(previous, "graphgpo")
         knobs = self.settings
         way = distances(table)
-        whole = Grpo(GrpoSettings(knobs.norm_adv_by_std_in_grpo, knobs.epsilon)).apply(table).turns
+        whole = whole_games(table, knobs.norm_adv_by_std_in_grpo, knobs.epsilon)
         steps = self._steps(table, way)
         turns = knobs.episode_advantage_w * whole + knobs.graph_advantage_w * steps
         advantage = with_state_stats(finish(table, turns, used_channels(table)), table)
@@ -169,14 +169,10 @@ class GraphGpo(Stateless):
 
     def _steps(self, table: TurnTable, way: Distances) -> FloatArray:
         """The comparison of turns from one state, ``[R]``."""
-        power = way.following
-        if self.settings.form == "paper":
+        knobs, power = self.settings, way.following
+        if knobs.form == "paper":
             power = power + 1.0
-        elif self.settings.form == "progress":
+        elif knobs.form == "progress":
             power = power - way.own + 1.0
-        raw = self.settings.scale * self.settings.omega**power
-        stats = group_stats(raw, table.valid, state_numbers(table))
-        out = raw - stats.mean
-        if self.settings.norm_adv_by_std_in_grpo:
-            out = out / (stats.std + self.settings.epsilon)
-        return np.where(stats.flat, 0.0, out)
+        raw, divided = knobs.scale * knobs.omega**power, knobs.norm_adv_by_std_in_grpo
+        return standardised(raw, table.valid, state_numbers(table), knobs.epsilon, divided=divided)

@@ -54,6 +54,32 @@ def group_stats(values: FloatArray, mask: BoolArray, group: IntArray) -> GroupSt
     return GroupStats(mean[group], std[group], count[group], flat[group])
 
 
+def standardised(
+    values: FloatArray,
+    mask: BoolArray,
+    group: IntArray,
+    epsilon: float,
+    *,
+    divided: bool = True,
+) -> FloatArray:
+    """``(value - mean) / (std + epsilon)`` inside the own group; keeps the shape.
+
+    0 outside the mask, and where fewer than two are compared or all are alike.
+
+    Args:
+        values: Laid out as ``group_stats`` takes them, like the next two.
+        mask: What enters the statistics.
+        group: Of each row of ``values``.
+        epsilon: In units of ``values``.
+        divided: False leaves ``value - mean``.
+    """
+    stats = group_stats(values, mask, group)
+    out = values - stats.mean
+    if divided:
+        out = out / (stats.std + epsilon)
+    return np.where(mask & ~stats.flat, out, 0.0)
+
+
 def used_channels(table: TurnTable, everywhere: tuple[str, ...] = ()) -> dict[str, FloatArray]:
     """Reward channels as an estimator uses them, ``[R]`` each, zero on rows that are not valid.
 

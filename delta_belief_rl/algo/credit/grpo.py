@@ -35,7 +35,7 @@ from delta_belief_rl.algo.credit.groups import (
     total_reward,
     used_channels,
 )
-from delta_belief_rl.types import TurnTable
+from delta_belief_rl.types import FloatArray, TurnTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,3 +84,14 @@ class Grpo(Stateless):
             scale = 1.0 + self.settings.epsilon if self.settings.norm_adv_by_std_in_grpo else 1.0
             games = np.where(live & (stats.count == 1), score / scale, games)
         return finish(table, games[table.traj], used)
+
+
+def whole_games(table: TurnTable, divided: bool, epsilon: float) -> FloatArray:
+    """``A_grpo``: the comparison of whole games that other methods add their own term to, ``[R]``.
+
+    Args:
+        table: Its rewards are compared.
+        divided: By the deviation of the group; see ``GrpoSettings.norm_adv_by_std_in_grpo``.
+        epsilon: In reward units.
+    """
+    return Grpo(GrpoSettings(divided, epsilon)).apply(table).turns

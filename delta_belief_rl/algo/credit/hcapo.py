@@ -39,11 +39,11 @@ from delta_belief_rl.algo.base import (
 )
 from delta_belief_rl.algo.credit.groups import (
     finish,
-    group_stats,
+    standardised,
     total_reward,
     used_channels,
 )
-from delta_belief_rl.algo.credit.grpo import Grpo, GrpoSettings
+from delta_belief_rl.algo.credit.grpo import whole_games
 from delta_belief_rl.algo.credit.reading import require_ratio_knobs
 from delta_belief_rl.algo.credit.views import (
     game_ratios,
@@ -116,10 +116,9 @@ class Hcapo(Stateless):
         scores = turn_means(table, token_column(table, VIEW + VIEW_NAME)) / knobs.temperature
         ratio = game_ratios(table, scores, seen, knobs.clip_low, knobs.clip_high)
         credit = smoothed(table, ratio * self._discounted(table, used), knobs.smoothing)
-        stats = group_stats(credit, table.valid, table.group)
-        local = np.where(stats.flat, 0.0, (credit - stats.mean) / (stats.std + knobs.epsilon))
-        base = Grpo(GrpoSettings(knobs.norm_adv_by_std_in_grpo, knobs.epsilon)).apply(table)
-        found = finish(table, base.turns + knobs.hindsight_w * protected(table, local), used)
+        local = standardised(credit, table.valid, table.group, knobs.epsilon)
+        whole = whole_games(table, knobs.norm_adv_by_std_in_grpo, knobs.epsilon)
+        found = finish(table, whole + knobs.hindsight_w * protected(table, local), used)
         more = ratio_stats(table, ratio, seen, knobs.clip_low, knobs.clip_high)
         return replace(found, stats={**found.stats, **more})
 

@@ -56,7 +56,7 @@ from delta_belief_rl.algo.base import (
     require_range,
 )
 from delta_belief_rl.algo.credit.groups import finish, group_stats, live_games, used_channels
-from delta_belief_rl.algo.credit.grpo import Grpo, GrpoSettings
+from delta_belief_rl.algo.credit.grpo import whole_games
 from delta_belief_rl.algo.credit.views import LOGP_COLUMN, token_column
 from delta_belief_rl.algo.credit.whitening import trained_tokens, whiten
 from delta_belief_rl.types import BoolArray, FloatArray, IntArray, TurnTable
@@ -155,8 +155,8 @@ class Istar(Stateless):
         require_first(previous, "istar")
         knobs = self.settings
         worth = self._worth(table)
-        base = Grpo(GrpoSettings(knobs.norm_adv_by_std_in_grpo, knobs.epsilon)).apply(table)
-        turns = base.turns + knobs.step_advantage_w * self._compared(table, worth)
+        whole = whole_games(table, knobs.norm_adv_by_std_in_grpo, knobs.epsilon)
+        turns = whole + knobs.step_advantage_w * self._compared(table, worth)
         found = finish(table, turns, used_channels(table))
         slopes, stats = self._taught(table, worth)
         return replace(found, stats={**found.stats, **stats}, columns={SLOPE: slopes})

@@ -37,8 +37,8 @@ from delta_belief_rl.algo.base import (
 )
 from delta_belief_rl.algo.credit.groups import (
     finish,
-    group_stats,
     live_games,
+    standardised,
     total_reward,
     used_channels,
 )
@@ -114,6 +114,4 @@ class MtGrpo(Stateless):
         return np.where(answers.sum(axis=1, keepdims=True) > 0, grid, silent[:, None])
 
     def _norm(self, values: FloatArray, mask: BoolArray, group: IntArray) -> FloatArray:
-        stats = group_stats(values, mask, group)
-        scaled = (values - stats.mean) / (stats.std + self.settings.epsilon)
-        return np.where(mask & ~stats.flat, scaled, 0.0)
+        return standardised(values, mask, group, self.settings.epsilon)

@@ -40,12 +40,12 @@ from delta_belief_rl.algo.base import (
 )
 from delta_belief_rl.algo.credit.groups import (
     finish,
-    group_stats,
     return_to_go,
+    standardised,
     total_reward,
     used_channels,
 )
-from delta_belief_rl.algo.credit.grpo import Grpo, GrpoSettings
+from delta_belief_rl.algo.credit.grpo import whole_games
 from delta_belief_rl.algo.credit.reading import require_ratio_knobs
 from delta_belief_rl.algo.credit.states import state_numbers, with_state_stats
 from delta_belief_rl.algo.credit.views import (
@@ -122,9 +122,8 @@ class Relace(Stateless):
         )
         returns = return_to_go(table.grid(total_reward(used, table)), knobs.gamma)
         credit = smoothed(table, ratio * returns[table.traj, table.turn], knobs.smoothing)
-        stats = group_stats(credit, table.valid, state_numbers(table))
-        local = np.where(stats.flat, 0.0, (credit - stats.mean) / (stats.std + knobs.epsilon))
-        base = Grpo(GrpoSettings(knobs.norm_adv_by_std_in_grpo, knobs.epsilon)).apply(table)
-        found = finish(table, base.turns + knobs.outcome_w * protected(table, local), used)
+        local = standardised(credit, table.valid, state_numbers(table), knobs.epsilon)
+        whole = whole_games(table, knobs.norm_adv_by_std_in_grpo, knobs.epsilon)
+        found = finish(table, whole + knobs.outcome_w * protected(table, local), used)
         more = ratio_stats(table, ratio, seen, knobs.clip_low, knobs.clip_high)
         return with_state_stats(replace(found, stats={**found.stats, **more}), table)

@@ -50,7 +50,7 @@ from delta_belief_rl.algo.credit.groups import (
     total_reward,
     used_channels,
 )
-from delta_belief_rl.algo.credit.grpo import Grpo, GrpoSettings
+from delta_belief_rl.algo.credit.grpo import whole_games
 from delta_belief_rl.algo.credit.states import state_numbers
 from delta_belief_rl.types import FloatArray, IntArray, TurnTable
 
@@ -140,7 +140,7 @@ class StateProgress(Stateless):
         if knobs.form == "centered":
             stats = group_stats(returns, table.valid, cells)
             preference = np.where(stats.flat, 0.0, returns - stats.mean)
-        whole = Grpo(GrpoSettings(knobs.norm_adv_by_std_in_grpo, knobs.epsilon)).apply(table).turns
+        whole = whole_games(table, knobs.norm_adv_by_std_in_grpo, knobs.epsilon)
         advantage = finish(table, whole + knobs.preference_w * preference, used)
         buckets = progress_buckets(table, knobs.progress_step)[table.valid]
         stats = {

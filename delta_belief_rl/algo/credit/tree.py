@@ -30,7 +30,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from delta_belief_rl.algo.base import require_choice, require_range
-from delta_belief_rl.algo.credit.groups import group_stats
+from delta_belief_rl.algo.credit.groups import standardised
 from delta_belief_rl.types import BoolArray, FloatArray, IntArray
 
 MODES = ("both", "tree", "nested")
@@ -165,8 +165,5 @@ def depths(parent: IntArray) -> IntArray:
 def _norm(
     values: FloatArray, mask: BoolArray, group: IntArray, knobs: TreeGrpoSettings
 ) -> FloatArray:
-    stats = group_stats(values, mask, group)
-    out = values - stats.mean
-    if knobs.norm_adv_by_std_in_grpo:
-        out = out / (stats.std + knobs.epsilon)
-    return np.where(mask & ~stats.flat, out, 0.0)
+    divided = knobs.norm_adv_by_std_in_grpo
+    return standardised(values, mask, group, knobs.epsilon, divided=divided)
