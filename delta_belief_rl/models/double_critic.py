@@ -9,49 +9,28 @@ the layers below differ from critic to critic, so that two of a kind do not stay
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from typing import ClassVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
-from delta_belief_rl.types import UserError
+from delta_belief_rl.models.networks import Networks
 
 KINDS = 2
 """Critics of each kind."""
 
 
-class Networks(nn.Module):
-    """Networks whose weights go into a checkpoint by name."""
+class _OfArcher(Networks):
+    """Both kinds of network, as the checkpoint knows them."""
 
-    def arrays(self) -> dict[str, NDArray[np.float32]]:
-        """The weights in owned memory."""
-        return {
-            name: parameter.detach().to("cpu", torch.float32).numpy().copy()
-            for name, parameter in self.named_parameters()
-        }
-
-    def load_arrays(self, arrays: Mapping[str, NDArray[np.float32]]) -> None:
-        """Take over what ``arrays`` gave.
-
-        Raises:
-            UserError: They are of another model or of another width.
-        """
-        own = dict(self.named_parameters())
-        given = {name: np.shape(value) for name, value in arrays.items()}
-        if given != {name: tuple(parameter.shape) for name, parameter in own.items()}:
-            raise UserError(
-                "The checkpoint's critics of archer are of another size: resume with the "
-                "actor_rollout_ref.model.path and algorithm.archer.width that it was saved with, "
-                "or start a new run."
-            )
-        with torch.no_grad():
-            for name, parameter in own.items():
-                parameter.copy_(torch.from_numpy(np.array(arrays[name], dtype=np.float32)))
+    MISFIT: ClassVar[str] = (
+        "The checkpoint's critics of archer are of another size: resume with the "
+        "actor_rollout_ref.model.path and algorithm.archer.width that it was saved with, "
+        "or start a new run."
+    )
 
 
-class DoubleCritic(Networks):
+class DoubleCritic(_OfArcher):
     """``Q_1, Q_2`` and ``V_1, V_2``.
 
     Args:
@@ -89,7 +68,7 @@ class DoubleCritic(Networks):
             own.lerp_(wanted, share)
 
 
-class TokenBaseline(Networks):
+class TokenBaseline(_OfArcher):
     """What to expect of an action of which so far a beginning has been said.
 
     Args:

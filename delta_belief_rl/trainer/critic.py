@@ -24,7 +24,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from delta_belief_rl.algo.base import require_choice, require_range
 from delta_belief_rl.algo.losses.aggregate import Metrics
@@ -44,11 +43,13 @@ from delta_belief_rl.trainer.optimizer import (
     OptimizerSettings,
     at_hand,
     build_optimizer,
+    count_of_all_ranks,
     gradient_norm,
     learning_rate,
     restore_optimizer,
     saved_optimizer,
     set_learning_rate,
+    sum_gradients,
 )
 from delta_belief_rl.types import FloatArray, IntArray, TrainBatch, UserError
 
@@ -154,11 +155,7 @@ class Critic:
         """
         self.optimizer.zero_grad(set_to_none=True)
         count = float(sum(len(_trained(batch)) for batch in micro_batches if batch is not None))
-        if self.world_size > 1:
-            total = torch.tensor(count, dtype=torch.float64, device=self.device)
-            dist.all_reduce(total)
-            count = float(total)
-        self._count = count
+        self._count = count_of_all_ranks(count, self.device, self.world_size)
 
     def loss(
         self, hidden: torch.Tensor, batch: TrainBatch | None, *, attached: bool = True
@@ -219,12 +216,10 @@ class Critic:
 
     def _average_head(self) -> None:
         """Every rank gets the mean of all ranks' gradients; those without one have zeros."""
+        sum_gradients(self.head.parameters(), self.world_size)
         for parameter in self.head.parameters():
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            if self.world_size > 1:
-                dist.all_reduce(parameter.grad)
-                parameter.grad /= self.world_size
+            assert parameter.grad is not None
+            parameter.grad /= self.world_size
 
     def _tensor(self, array: np.ndarray, dtype: torch.dtype | None = None) -> torch.Tensor:
         return torch.as_tensor(array, dtype=dtype, device=self.device)

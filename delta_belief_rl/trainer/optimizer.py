@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +134,27 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     """Use ``rate`` from the next step on."""
     for group in optimizer.param_groups:
         group["lr"] = rate
+
+
+def count_of_all_ranks(count: float, device: torch.device, world_size: int) -> float:
+    """The sum of the ranks' counts; a collective where there are several ranks."""
+    if world_size == 1:
+        return count
+    total = torch.tensor(count, dtype=torch.float64, device=device)
+    dist.all_reduce(total)
+    return float(total)
+
+
+def sum_gradients(parameters: Iterable[torch.nn.Parameter], world_size: int) -> None:
+    """Give every rank the sum of all ranks' gradients, of parameters that each rank holds whole.
+
+    A rank without a gradient has zeros. A collective where there are several ranks.
+    """
+    for parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        if world_size > 1:
+            dist.all_reduce(parameter.grad)
 
 
 def gradient_norm(optimizer: torch.optim.Optimizer, max_norm: float) -> float:

@@ -21,12 +21,17 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from delta_belief_rl.algo.credit.archer import LEAD
 from delta_belief_rl.algo.losses.aggregate import Metrics, merge_metrics, pair
 from delta_belief_rl.models.double_critic import TokenBaseline
-from delta_belief_rl.trainer.optimizer import OptimizerSettings, build_optimizer, gradient_norm
+from delta_belief_rl.trainer.optimizer import (
+    OptimizerSettings,
+    build_optimizer,
+    count_of_all_ranks,
+    gradient_norm,
+    sum_gradients,
+)
 from delta_belief_rl.types import FloatArray, IntArray, TrainBatch
 
 CHUNK = 4096
@@ -78,11 +83,7 @@ class BaselineTeacher:
         """
         self.optimizer.zero_grad(set_to_none=True)
         count = float(sum(len(_trained(batch)) for batch in micro_batches if batch is not None))
-        if self.world_size > 1:
-            total = torch.tensor(count, dtype=torch.float64, device=self.device)
-            dist.all_reduce(total)
-            count = float(total)
-        self._count = count
+        self._count = count_of_all_ranks(count, self.device, self.world_size)
 
     def backward(self, hidden: torch.Tensor, batch: TrainBatch) -> Metrics:
         """Add this micro-batch's share of the gradient.
@@ -109,7 +110,7 @@ class BaselineTeacher:
         """
         if not self._count:
             return
-        self._add_ranks()
+        sum_gradients(self.baseline.parameters(), self.world_size)
         norm = gradient_norm(self.optimizer, self.grad_clip)
         self._norms.append(norm)
         if math.isfinite(norm):
@@ -132,15 +133,6 @@ class BaselineTeacher:
         """Hidden states at some positions, some at a time."""
         places = torch.as_tensor(index, device=hidden.device).split(CHUNK)
         return [hidden.index_select(0, part) for part in places if len(part)]
-
-    def _add_ranks(self) -> None:
-        """Every rank gets the sum of all gradients; those without one have zeros."""
-        if self.world_size == 1:
-            return
-        for parameter in self.baseline.parameters():
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            dist.all_reduce(parameter.grad)
 
     def load_state(self, weights: Mapping[str, Any], optimizer: dict[str, Any]) -> None:
         """Continue with these weights and with what ``optimizer.state_dict`` gave.
